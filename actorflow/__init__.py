@@ -33,11 +33,11 @@ from actorflow.environment.settings import __version__ as __version__  # noqa: E
 from actorflow.functional import *  # noqa: E402  # its own __all__ says what
 from actorflow.functional import __all__ as _functions  # noqa: E402
 from actorflow.jobs.job import Job, job  # noqa: E402
-from actorflow.options.fit_options import (  # noqa: E402
+from actorflow.options.job_options import LossScale  # noqa: E402
+from actorflow.options.run_spec import (  # noqa: E402
     Evaluation,
     StopTraining,
 )
-from actorflow.options.job_options import LossScale  # noqa: E402
 from actorflow.tensor.layouts import (  # noqa: E402
     Mesh,
     broadcast,

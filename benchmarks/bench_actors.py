@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import actorflow as af
 from actorflow import nn
 from actorflow.environment.settings import Settings
-from actorflow.run.run_options import RunOptions
+from actorflow.options.run_spec import RunSpec
+from actorflow.run.saving import RunContext
 from actorflow.run.training_run import Run
 from actorflow.tensor.initial_values import initial_values
 from actors.device.host import HostDevice
@@ -118,8 +119,9 @@ def step_ms(plan: Plan, source: Batches, steps: int, settings: Settings, listen=
     values = initial_values(plan, {}, 0)
     run = Run(
         plan,
-        source,
-        RunOptions(values=values, total_steps=steps, on_step=on_step, settings=settings),
+        RunSpec(source, steps=steps, on_step=on_step),
+        RunContext(settings=settings),
+        values,
     )
     run.start()
     run.wait()
@@ -204,8 +206,7 @@ def bench_idle(seconds: float = 4.0) -> list[str]:
     plan = train.compile(Net(), source)
     values = initial_values(plan, {}, 0)
     settings = Settings.from_env(os.environ)
-    options = RunOptions(values=values, total_steps=5, on_step=lambda s, m: None, settings=settings)
-    run = Run(plan, source, options)
+    run = Run(plan, RunSpec(source, steps=5), RunContext(settings=settings), values)
     run.start()
     before, wall = time.process_time(), time.perf_counter()
     threading.Event().wait(seconds)

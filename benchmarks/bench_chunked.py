@@ -18,10 +18,10 @@ import numpy as np
 import actorflow as af
 from actorflow.environment.native import enable_native
 from actorflow.environment.settings import Settings
-from actors.kernels.common.kernel import Operand
+from actors.kernels.common.kernel import Operand, require_plan
 from actors.kernels.host import catalogue
 from actors.kernels.library.launch import NativeChain, NativeLaunch
-from actors.kernels.native.region import ChunkedKernel
+from actors.kernels.native.region import CHUNKED_KERNELS
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import Launch
 from compiler.contract.types import DType, TensorType
@@ -84,15 +84,15 @@ def bound(precision: str) -> tuple[NativeLaunch, tuple[np.ndarray, ...]]:
     operands = [Operand(v.type, 0, v.strides_bytes) for v in views]
     arrays = tuple([_array(operand) for operand in operands])
     count = len(launch.inputs)
-    name, needs = catalogue.select_kernel(
-        "region", attrs, tuple(operands[:count]), tuple(operands[count:])
-    )
+    sides = tuple(operands[:count]), tuple(operands[count:])
+    name, needs = catalogue.select_kernel("region", attrs, *sides)
     kernel = catalogue.kernels_by_name()[name]
-    assert isinstance(kernel, ChunkedKernel), name
+    assert kernel in CHUNKED_KERNELS, name
     raw = np.empty(needs.workspace_bytes + 64, np.uint8)
     start = -raw.ctypes.data % 64
     block = raw[start : start + needs.workspace_bytes]
-    return kernel.bind(attrs, arrays[:count], arrays[count:], block), arrays
+    bind = require_plan(kernel, attrs, *sides).bind
+    return bind(arrays[:count], arrays[count:], block), arrays
 
 
 def region_calls(launch: NativeLaunch) -> NativeChain:

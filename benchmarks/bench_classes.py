@@ -26,6 +26,7 @@ os.environ.setdefault("ACTORFLOW_CACHE", "off")
 import actorflow as af
 from actorflow import nn
 from actorflow.distributed.agreed_plan import plans_of_classes
+from actorflow.options.run_spec import PlanOptions
 from actors.simulation.costs import Network, Wire
 from actors.simulation.ranks import simulate_ranks
 from compiler.verify.cross_rank import verify_ranks
@@ -72,11 +73,9 @@ def main() -> None:
 
     spec = {name: af.TensorType(af.DType.INT32, (data, SEQ)) for name in ("x", "y")}
     begun = now()
-    request = train._asked(
-        train.ranks(0), GPT(args.layers, args.width, stage), spec, None, None, "raise"
-    )
+    job_spec = train._spec(GPT(args.layers, args.width, stage), spec, PlanOptions(), train.ranks(0))
     laps = [("traced", now())]
-    ranks = plans_of_classes(request)
+    ranks = plans_of_classes(job_spec)
     laps.append((f"{len(ranks.plans)} classes of {len(ranks.class_of)} ranks compiled", now()))
     verify_ranks(ranks)
     laps.append(("proven together", now()))

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from actorflow.distributed.launcher import on_cores, split_cores
 from actors.collectives.shared_memory import SharedMemory
 from actors.kernels.library.runtime import find_toolchain
-from actors.machine.protocol import CollectiveCall
+from compiler.contract.collective import Collective, LaunchSite
 from compiler.contract.placement import Mesh
 from compiler.contract.types import DType, TensorType
 
@@ -98,8 +98,9 @@ def bound(communicator: SharedMemory, kind: str, size: int, order: int):
         for type_ in dict.fromkeys((source, target))
     ]
     arrays[0][...] = communicator.rank
-    call = CollectiveCall(kind, attrs, (source,), (target,), "bench", 0, "here")
-    return communicator.bind(call, (arrays[0],), (arrays[-1],))
+    site = LaunchSite("bench", 0, kind, kind, "here")
+    collective = Collective.of(kind, attrs, (source,), (target,), site)
+    return communicator.bind(collective, (arrays[0],), (arrays[-1],))
 
 
 def once(meet) -> int:

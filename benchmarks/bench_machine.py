@@ -17,6 +17,7 @@ from queue import SimpleQueue
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from actors.device.host import HostDevice
+from actors.kernels.common.kernel import KernelNeeds, KernelPlan
 from actors.loop.load import load
 from actors.loop.loop import Loop
 from compiler.contract.placement import HOST, StreamRole
@@ -45,8 +46,8 @@ class EmptyPort:
 
 
 class EmptyKernel:
-    def bind(self, attrs, inputs, outputs, workspace):
-        return nothing
+    def plan(self, attrs, inputs, outputs):
+        return KernelPlan(KernelNeeds(), lambda *operands: nothing)
 
 
 def nothing():

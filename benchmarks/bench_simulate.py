@@ -36,7 +36,7 @@ from actorflow import nn
 from actorflow.cli.simulate import Calibration, calibration, priced
 from actorflow.compile import num_streams
 from actorflow.environment.settings import Settings
-from actorflow.jobs.compile_request import capturing_plan
+from actorflow.jobs.job_spec import capturing_plan
 from actorflow.tensor.initial_values import initial_values
 from actors.device.host import HostDevice
 from actors.kernels.common.host_memory import quiet_floating_point
@@ -355,17 +355,15 @@ def main() -> None:
     os.environ["ACTORFLOW_CACHE"] = tempfile.mkdtemp()
     settings = Settings.from_env(os.environ)
     speeds, others = quiet_calibration(settings)
-    in_c = speeds.rates.in_c
+    rates = speeds.rates
     print(
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, numpy"
         f" {np.__version__}; calibrated while others took {others:.0%} of the cores\n"
     )
-    if in_c is not None:
-        print(
-            f"{in_c.num_threads} threads gain {in_c.pass_speedup:.2f} in passes,"
-            f" {in_c.miss_speedup:.2f} beyond the caches, {in_c.product_speedup:.2f} in products;"
-            f" {speeds.costs}\n"
-        )
+    print(
+        f"{rates.num_threads} threads compute {rates.compute_gain:.2f} times as fast as one, and"
+        f" move {rates.move_gain:.2f} times as fast; {speeds.costs}\n"
+    )
     races = {n: race_of(make(), speeds) for n, make in JOBS.items() if args.only in n}
     for _ in range(args.rounds):
         for race in races.values():

@@ -4,9 +4,9 @@
 
 Each kernel sums uniform numbers of one sign, and equal numbers, whose rounding errors do not
 cancel; the worst relative error of all results is against sums in long double. With --other the
-same is measured with the sources of another checkout, in turns with these, so that both see the
-machine in the same state. Times are the shortest of many launches, on one thread. Prints a Markdown
-table.
+same is measured with the sources of another checkout, whose kernels are planned by `Kernel.plan`
+too, in turns with these, so that both see the machine in the same state. Times are the shortest of
+many launches, on one thread. Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def _bound(op: str, attrs: dict[str, object], arrays: Arrays) -> tuple[Callable[
 
 
 def _launch(graph: object, node: object, held: dict[int, np.ndarray]) -> Callable[[], None]:
-    from actors.kernels.common.kernel import Operand
+    from actors.kernels.common.kernel import Operand, require_plan
     from actors.kernels.host import catalogue
     from compiler.contract.types import numpy_dtype
 
@@ -247,8 +247,8 @@ def _launch(graph: object, node: object, held: dict[int, np.ndarray]) -> Callabl
     raw = np.zeros(needs.workspace_bytes + 64, np.uint8)
     start = -raw.ctypes.data % 64
     workspace = raw[start : start + needs.workspace_bytes] if needs.workspace_bytes else None
-    binder = catalogue.kernels_by_name()[kernel]
-    return binder.bind(attrs, tuple(inputs), tuple(outputs), workspace)
+    plan = require_plan(catalogue.kernels_by_name()[kernel], attrs, reads, writes)
+    return plan.bind(tuple(inputs), tuple(outputs), workspace)
 
 
 def _time_us(launch: Callable[[], None]) -> float:

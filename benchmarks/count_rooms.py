@@ -1,12 +1,15 @@
 """Lines of each room of a checkout, and against another checkout whose rooms may differ.
 
     python benchmarks/count_rooms.py [--of DIR] [--against DIR]
+    python benchmarks/count_rooms.py --tests [--of DIR]
 
 Prints tables in markdown: all lines, and those of code, without blank lines, comments and
 docstrings; then the comments of Python that are neither docstrings nor words to a tool, in percent
 of the lines that are not blank; then the locals that are bare participles (PARTICIPLES), each once
 for every function that assigns it. Python and C are counted. A room is a folder of the product,
 down to what a reader looks up as one: see ROOMS.
+
+With `--tests` prints where tests use private names of the product, or patch it: see Bindings.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +62,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--of", type=Path, default=ROOT)
     parser.add_argument("--against", type=Path)
+    parser.add_argument("--tests", action="store_true", help="print what binds tests, file by file")
     args = parser.parse_args()
+    if args.tests:
+        print("\n".join(listed(structure_in_tests(args.of))))
+        return
     now = rooms_of(args.of)
     before = rooms_of(args.against) if args.against else None
     print("\n".join(table(now, before)))
@@ -165,6 +172,144 @@ def table(now: dict[str, Lines], before: dict[str, Lines] | None) -> Iterator[st
 def percent(counted: Lines) -> float:
     """Return the share of comments in what is not blank."""
     return 100 * counted.comments / max(1, counted.filled)
+
+
+TESTED = (*PRODUCT, "benchmarks")
+"""What tests are of."""
+
+_PRIVATE = re.compile(r"\b_[A-Za-z]\w*")
+_OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
+_PATCHING = {"setattr", "setitem", "delattr", "delitem", "object", "dict"}
+
+
+@dataclass(frozen=True, slots=True)
+class Bindings:
+    """Where a file of tests names the structure of what it tests: a move or a rename breaks it.
+
+    Both are "line: text". `private_uses` are attributes and imports with one leading underscore
+    that the product defines and the file does not; `patches` are calls that put something in the
+    place of a name of the product.
+    """
+
+    private_uses: tuple[str, ...] = ()
+    patches: tuple[str, ...] = ()
+
+
+def structure_in_tests(root: Path) -> dict[str, Bindings]:
+    """Return the bindings of each file of tests that has any, by its path below `root`."""
+    product = [path for wing in TESTED for path in (root / wing).rglob("*.py")]
+    private = {name for path in product for name in _PRIVATE.findall(path.read_text("utf-8"))}
+    bindings = {}
+    for path in sorted((root / "tests").rglob("*.py")):
+        counted = bindings_of(path.read_text(encoding="utf-8"), private)
+        if counted.private_uses or counted.patches:
+            bindings[str(path.relative_to(root))] = counted
+    return bindings
+
+
+def listed(bindings: Mapping[str, Bindings]) -> Iterator[str]:
+    """Yield the sums, then every file with what it uses and what it patches, most first."""
+    uses, patches = [
+        sum([len(getattr(counted, kind)) for counted in bindings.values()])
+        for kind in ("private_uses", "patches")
+    ]
+    yield f"{uses} uses of private names, {patches} patches"
+    for file, counted in sorted(
+        bindings.items(), key=lambda row: -len(row[1].private_uses) - len(row[1].patches)
+    ):
+        yield f"{file}: {len(counted.private_uses)} uses, {len(counted.patches)} patches"
+        yield from [f"    use   {text}" for text in counted.private_uses]
+        yield from [f"    patch {text}" for text in counted.patches]
+
+
+def bindings_of(text: str, private: Set[str]) -> Bindings:
+    """Return the bindings of one text; `private` are the private names that the product has."""
+    if not _PRIVATE.search(text) and "patch" not in text:
+        return Bindings()
+    tree = ast.parse(text)
+    nodes = [*ast.walk(tree)]
+    foreign, tested = _imports(nodes)
+    own = _private_names(nodes)
+    untested = foreign | {
+        target.id
+        for line in tree.body
+        if isinstance(line, ast.Assign)
+        for target in line.targets
+        if isinstance(target, ast.Name)
+    }
+    uses, patches = [], []
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and _is_tested(node.module):
+            names = [a.name for a in node.names if _is_private(a.name)]
+            uses += [f"{node.lineno}: import {name}" for name in names]
+        elif isinstance(node, ast.Attribute) and node.attr in private - own - _OF_NAMED_TUPLES:
+            if _root(node) not in foreign:
+                uses.append(f"{node.lineno}: {ast.unparse(node)}")
+        elif isinstance(node, ast.Call) and _is_patch(node, untested, tested):
+            patches.append(f"{node.lineno}: {', '.join(map(ast.unparse, node.args[:2]))}")
+    return Bindings(tuple(uses), tuple(patches))
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in _OF_NAMED_TUPLES
+
+
+def _private_names(nodes: Sequence[ast.AST]) -> set[str]:
+    """Return the private names that a test defines, for itself or as attributes of its `self`."""
+    names = set()
+    for node in nodes:
+        if isinstance(node, FunctionNode | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names |= {node.attr} if _root(node) == "self" else set()
+    return {name for name in names if _is_private(name)}
+
+
+def _imports(nodes: Sequence[ast.AST]) -> tuple[set[str], set[str]]:
+    """Return the names of a file that stand for modules of others, and for what is tested."""
+    foreign, tested = set(), set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                name = alias.asname or alias.name.partition(".")[0]
+                (tested if _is_tested(alias.name) else foreign).add(name)
+        elif isinstance(node, ast.ImportFrom):
+            names = {alias.asname or alias.name for alias in node.names}
+            (tested if _is_tested(node.module) else foreign).update(names)
+    return foreign, tested
+
+
+def _is_tested(module: str | None) -> bool:
+    # `gpu` is imported from benchmarks/gpu, whose scripts run without the package around them.
+    return (module or "").partition(".")[0] in (*TESTED, "gpu")
+
+
+def _root(node: ast.AST) -> str:
+    """Return the name with which a chain of attributes, calls and indices begins, or ""."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_patch(call: ast.Call, untested: Collection[str], tested: Collection[str]) -> bool:
+    """Return whether a call patches what is tested: a module, a class, or an object of the test.
+
+    `untested` are the names of other modules, and of constants of the test.
+    """
+    function = call.func
+    is_patching = (
+        isinstance(function, ast.Attribute)
+        and function.attr in _PATCHING
+        and "patch" in _root(function).lower()
+    )
+    if not is_patching or not call.args:
+        return False
+    target = call.args[0]
+    if isinstance(target, ast.Constant):
+        return _is_tested(str(target.value))
+    return _root(target) in tested or _root(target) not in untested
 
 
 if __name__ == "__main__":

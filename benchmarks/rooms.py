@@ -1,13 +1,15 @@
-"""The way of one compilation through the house: which rooms it enters, and to which it returns.
+"""The way of a compilation, or of a `fit`, through the house: the rooms, and the returns to them.
 
-    python benchmarks/rooms.py [--all]
+    python benchmarks/rooms.py [--fit] [--all]
 
-A room is a folder, such as compiler/passes. Leaders are the functions that a reader follows from
-the job to its plan (`LEADERS`). What a leader calls in another file is a stop; what a stop calls is
-not counted. `--all` counts every call instead, which says how often one part asks another.
+A room is a folder, such as compiler/passes. Leaders are the functions that a reader follows: from
+the job to its plan (`LEADERS`), or with `--fit` all functions of the files from the user's call of
+`fit` to the start of the loop (`FIT_FILES`), with the options on the way. What a leader calls in
+another file is a stop; what a stop calls is not counted. `--all` counts every call instead, which
+says how often one part asks another.
 
-Rooms are small, so a compilation comes back to some of them: `RETURNS` has each return and its
-reason.
+Rooms are small, so a way comes back to some of them: `RETURNS` and `FIT_RETURNS` have each return
+and its reason.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 ROOT = Path(__file__).resolve().parents[1]
 WINGS = tuple([f"{ROOT / wing}{os.sep}" for wing in ("actorflow", "actors", "compiler", "memory")])
@@ -35,7 +38,23 @@ LEADERS = (
 )
 """Functions by their qualified names, from the outside in."""
 
-THROUGH = ("of_graph.<locals>.<lambda>", "proof.<locals>.once", "<lambda>")
+FIT_FILES = (
+    "actorflow/jobs/job.py",
+    "actorflow/jobs/job_spec.py",
+    "actorflow/run/open_model.py",
+    "actorflow/run/runner.py",
+    "actorflow/run/fitting.py",
+    "actorflow/run/training_run.py",
+)
+"""Files whose functions lead from `fit` to the loop, from the outside in."""
+
+THROUGH = (
+    "of_graph.<locals>.<lambda>",
+    "proof.<locals>.once",
+    "accepts_options.<locals>.decorate.<locals>.call",
+    "<lambda>",
+    "<listcomp>",
+)
 """Functions that only call what they were made of, such as the lambdas of `PASSES`: they are no
 stops, and their caller leads on."""
 
@@ -60,16 +79,55 @@ RETURNS = (
 )
 """The rooms to which a compilation comes back, in order, each with the reason."""
 
+_NEW_MODEL = "a model that is new to a job gets its lock, and its table of traces"
+_DEVICES = "a trace is of the devices that the environment names when it is made"
+_VALUES = "the model's first values are made once its plan is there"
+_PARTS = "a run opens its parts one after the other"
+
+FIT_RETURNS = (
+    ("actorflow/nn", _NEW_MODEL),
+    ("actorflow/nn", _NEW_MODEL),
+    ("actorflow/trace", _NEW_MODEL),
+    ("actorflow/options", _DEVICES),
+    ("actorflow/environment", _DEVICES),
+    ("actorflow/trace", _DEVICES),
+    (
+        "actorflow/jobs",
+        "what the compiler is told is put together when graph and devices are known",
+    ),
+    ("actorflow/options", "the compiler is told what the options of the job come to"),
+    ("actorflow/nn", "the model is claimed before anything is compiled"),
+    ("actorflow/nn", _VALUES),
+    ("actorflow/distributed", "ranks compare their plans before kernels are built"),
+    ("actorflow/run", "the plan is proven here"),
+    ("actorflow/distributed", "ranks compare steps and data before a checkpoint is read"),
+    ("actorflow/run", "the checkpoint is read after it"),
+    ("actorflow/distributed", "ranks compare the values that they begin with"),
+    ("actorflow/run", "who saves and hears is made once the first step is known"),
+    (
+        "actorflow/distributed",
+        "memory is shared once the ports are made, which may refuse the data",
+    ),
+    ("actorflow/run", _PARTS),
+    ("actorflow/compile", "the plan says which credits are there at that step"),
+    ("actorflow/run", "variables are read and written through the loop"),
+    ("actorflow/run", "the progress line counts what the source calls its items"),
+    ("actorflow/nn", "the model is lent to the run just before its first step"),
+    ("actorflow/run", _PARTS),
+    ("actors/loop", "the loop starts last"),
+)
+"""The same of a `fit`, up to the start of the loop."""
+
 Stop = tuple[str, str, str]
 """Room, file and function."""
 
 
-def stops(work: Callable[[], object], *, only_led: bool = True) -> list[Stop]:
-    """Return what leaders call while some work is done, in order; or all calls."""
+def stops(work: Callable[[], object], leads: Callable[[CodeType], bool] | None) -> list[Stop]:
+    """Return what leaders call while some work is done, in order; without leaders all calls."""
     calls: list[Stop] = []
 
     def watch(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and _is_ours(frame) and (not only_led or _is_led(frame)):
+        if event == "call" and _is_ours(frame) and (leads is None or _is_led(frame, leads)):
             code = frame.f_code
             path = Path(code.co_filename).relative_to(ROOT)
             calls.append((str(path.parent), path.name, code.co_qualname))
@@ -77,6 +135,19 @@ def stops(work: Callable[[], object], *, only_led: bool = True) -> list[Stop]:
     with _profiled(watch):
         work()
     return calls
+
+
+def leads_compilation(code: CodeType) -> bool:
+    return code.co_qualname.split(".<locals>")[0] in LEADERS
+
+
+def leads_fit(code: CodeType) -> bool:
+    return code.co_filename in [str(ROOT / file) for file in FIT_FILES]
+
+
+def until_loop(calls: list[Stop]) -> list[Stop]:
+    """Return the calls up to the start of the loop."""
+    return calls[: calls.index(("actors/loop", "loop.py", "Loop.start")) + 1]
 
 
 def returns(found: list[Stop]) -> list[str]:
@@ -100,7 +171,7 @@ def _is_ours(frame: FrameType) -> bool:
     return is_function and frame.f_code.co_filename.startswith(WINGS)
 
 
-def _is_led(frame: FrameType) -> bool:
+def _is_led(frame: FrameType, leads: Callable[[CodeType], bool]) -> bool:
     """Whether a leader calls, in person or in a list or lambda of its own."""
     caller = frame.f_back
     while caller is not None and caller.f_code.co_qualname in THROUGH:
@@ -112,32 +183,63 @@ def _is_led(frame: FrameType) -> bool:
         or os.path.dirname(frame.f_code.co_filename) == WORDS
     ):
         return False  # a leader's own helper is no stop
-    return caller.f_code.co_qualname.split(".<locals>")[0] in LEADERS
+    return leads(caller.f_code)
 
 
 def compilation(units: int) -> Callable[[], object]:
-    sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-    os.environ["ACTORFLOW_CACHE"] = "off"
+    _find_house()
     from bench_compile import make
 
     job, model, types = make("transformer", units)
     return lambda: job.compile(model, types)
 
 
+def fit() -> Callable[[], object]:
+    """Return a call of `fit` with a checkpoint and a seed, of a new job on a new model."""
+    _find_house()
+    import numpy as np
+
+    import actorflow as af
+
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        return af.mse_loss(model(batch.x), batch.x)
+
+    source = af.data.ArraySource({"x": np.ones((16, 8), np.float32)}, batch=4)
+
+    def work() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            train.fit(
+                af.nn.Linear(8, 8), source, steps=2, checkpoint=folder, seed=1, progress=False
+            )
+
+    return work
+
+
+def _find_house() -> None:
+    sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+    os.environ["ACTORFLOW_CACHE"] = "off"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fit", action="store_true")
     parser.add_argument("--all", action="store_true")
     options = parser.parse_args()
-    compilation(1)()  # what is made once belongs to no compilation
-    calls = stops(compilation(2), only_led=not options.all)
+    # What is made once belongs to no compilation, and to no run.
+    (fit() if options.fit else compilation(1))()
+    work = fit() if options.fit else compilation(2)
+    calls = stops(work, None if options.all else leads_fit if options.fit else leads_compilation)
+    calls = until_loop(calls) if options.fit else calls
     again, last_room = returns(calls), ""
     for room, file, function in calls if not options.all else ():
         print(f"{room if room != last_room else '':<28}{file}: {function}")
         last_room = room
     rooms = {room for room, _, _ in calls}
     print(f"{len(rooms)} rooms, {len(again)} returns, {len(calls)} stops")
+    reasons = FIT_RETURNS if options.fit else RETURNS
     for number, room in enumerate(again if not options.all else ()):
-        expected, reason = RETURNS[number] if number < len(RETURNS) else ("", "")
+        expected, reason = reasons[number] if number < len(reasons) else ("", "")
         print(f"  back to {room}: {reason if room == expected else 'no reason is given'}")
 
 

@@ -136,6 +136,8 @@ def play_period(
     repetitions: Sequence[int],
     visit: Callable[[int, int, int], None] | None = None,
     skip: Callable[[Sequence[int], int], None] | None = None,
+    *,
+    long_period: int = LONG_PERIOD,
 ) -> Deadlock | None:
     """Play one period of the token game; return None if it completes, else why it cannot.
 
@@ -154,13 +156,14 @@ def play_period(
         skip: called with the firings of each actor in a round, and how many rounds just like the
             one that was visited last come now without being visited; one more is always left. Of
             any two actors in a round, each has done the same share of its period.
+        long_period: Rounds that repeat are played at once where an actor has more firings.
 
     Raises:
         ValueError: an edge names a missing actor, starts with more tokens than slots, or is not
             balanced by `repetitions`.
     """
     game = TokenGame(num_actors, edges, repetitions)
-    rounds = RepeatedRounds(game, edges, repetitions)
+    rounds = RepeatedRounds(game, edges, repetitions, long_period=long_period)
     queue = deque(range(num_actors))
     is_queued = [True] * num_actors
     while queue:
@@ -282,13 +285,15 @@ class RepeatedRounds:
         edges: Sequence[RateEdge],
         repetitions: Sequence[int],
         begins: Sequence[int] = (),
+        *,
+        long_period: int,
     ) -> None:
         """`begins`: of which actors one for each number of repetitions begins rounds, if given."""
         most = max(repetitions, default=0)
         # Reversed: of actors with equal repetitions the first one stays in the dict.
         first = {repetitions[a]: a for a in reversed(begins or range(len(repetitions)))}
         # A short period is played out sooner than its rounds are found.
-        begins = list(first.values()) if most > LONG_PERIOD else []
+        begins = list(first.values()) if most > long_period else []
         self._game = game
         self._edges = edges
         self._repetitions = repetitions
@@ -468,7 +473,12 @@ class ForcedOrder:
 
 
 def find_forced_order(
-    num_actors: int, edges: Sequence[RateEdge], repetitions: Sequence[int], actors: Sequence[int]
+    num_actors: int,
+    edges: Sequence[RateEdge],
+    repetitions: Sequence[int],
+    actors: Sequence[int],
+    *,
+    long_period: int = LONG_PERIOD,
 ) -> ForcedOrder:
     """Return the order in which some actors fire, up to two that are ready at once.
 
@@ -477,6 +487,7 @@ def find_forced_order(
         edges: The edges between them; a period completes (`play_period`).
         repetitions: Firings of each actor in a period.
         actors: Those that are asked about.
+        long_period: As for `play_period`.
 
     Raises:
         ValueError: As `play_period`.
@@ -484,7 +495,7 @@ def find_forced_order(
     repetitions = [_PERIODS * count for count in repetitions]
     game = TokenGame(num_actors, edges, repetitions)
     # A round is left out only between two turns: there it is known who is ready.
-    rounds = RepeatedRounds(game, edges, repetitions, actors)
+    rounds = RepeatedRounds(game, edges, repetitions, actors, long_period=long_period)
     is_held = [False] * num_actors
     for actor in actors:
         is_held[actor] = True

@@ -12,14 +12,23 @@ PRODUCT = ("actorflow", "actors", "compiler", "memory")
 
 MODULE_LINES = 650
 FUNCTION_LINES = 80
+PARAMETERS = 8
+
+TORCH_SIGNATURES = (
+    "actorflow/functional/convolution.py:transposed",
+    "actorflow/nn/attention.py:__init__",
+    "actorflow/nn/layers.py:__init__",
+    "actorflow/nn/transformer.py:__init__",
+)
+"""Functions with more parameters, because users call them as torch's."""
 
 BUDGET = {
-    "actorflow": 33_550,
-    "actors": 45_400,
-    "compiler": 31_800,
+    "actorflow": 33_600,
+    "actors": 46_700,
+    "compiler": 32_250,
     "memory": 3_800,
-    "tests": 97_900,
-    "benchmarks": 15_200,
+    "tests": 100_350,
+    "benchmarks": 15_650,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""
 
@@ -59,6 +68,26 @@ def test_no_function_is_longer_than_a_screen_or_two(room):
     files = [file for file in modules(room) if file.endswith(".py")]
     counts = {name: lines for file in files for name, lines in functions(file)}
     assert {name: lines for name, lines in counts.items() if lines > FUNCTION_LINES} == {}
+
+
+def num_parameters(function):
+    """Return how many arguments a function takes, without itself."""
+    args = function.args
+    names = [a.arg for a in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
+    return len([n for n in names if n not in ("self", "cls")])
+
+
+def test_no_function_takes_more_arguments_than_a_reader_tells_apart():
+    """What belongs together is one value: a record of settings, of a run, of a place."""
+    found = [
+        f"{file}:{node.name}"
+        for file in modules(*PRODUCT)
+        if file.endswith(".py")
+        for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if num_parameters(node) > PARAMETERS
+    ]
+    assert sorted(set(found)) == sorted(TORCH_SIGNATURES)
 
 
 @pytest.mark.parametrize("room", BUDGET)

@@ -50,11 +50,21 @@ def test_merge_runs_each_file_once_and_jobs_natively():
     assert not files["merge"] & files["merge-native"]
     assert sorted(files["merge"] | files["merge-native"]) == suite.NIGHTLY[0].files()
     assert all(file.startswith(suite.OF_JOBS) for file in files["merge-native"])
+    others = {file for file in files["merge"] if file.startswith(suite.OF_JOBS)}
+    assert all(file.startswith(suite.ABOUT_GRAPHS) for file in others)
+
+
+def test_tests_that_wait_are_run_by_one_process_more_than_is_asked_for():
+    waiting = next(c for c in suite.MERGE if c.is_waiting)
+    assert [waiting.processes(jobs) for jobs in ("0", "1", "2", "16", "auto")] == [
+        *("0", "1", "3", "17", "auto")
+    ]
+    assert suite.MERGE[0].processes("2") == "2"
 
 
 def test_every_path_of_a_configuration_is_there():
     for configuration in (*suite.MERGE, *suite.NIGHTLY):
-        for path in (*configuration.paths, *configuration.without):
+        for path in (*configuration.paths, *configuration.without, *suite.ABOUT_GRAPHS):
             assert (suite.ROOT / path).exists(), path
 
 
@@ -78,6 +88,10 @@ CROSSED = """
     @pytest.mark.parametrize("rank", [{0}, {1}, {2}, {3}])
     @pytest.mark.parametrize("way", list("vwxyz"))
     def test_crossed(rank, way): ...
+
+    @pytest.mark.thinned(2)
+    @pytest.mark.parametrize(("few", "many"), [(1, 10), (1, 20), (2, 20), (3, 30)])
+    def test_paired(few, many): ...
 
     @pytest.fixture(params=[5, 6])
     def seed(request): ...
@@ -117,7 +131,8 @@ def merged(tmp_path):
 def test_merge_runs_the_first_seed_diagonals_and_nothing_slow(merged):
     found = merged("-p", "no:randomly")
     assert [test for test in found if "crossed" not in test] == [
-        "test_drawn[a-7]", "test_drawn[b-7]", "test_of_a_fixture[5]", "test_plain",
+        "test_drawn[a-7]", "test_drawn[b-7]", "test_paired[1-10]", "test_paired[2-20]",
+        "test_of_a_fixture[5]", "test_plain",
     ]  # fmt: skip
     crossed = [re.findall(r"\[(\w)-rank(\d)\]", test)[0] for test in found if "crossed" in test]
     assert len(crossed) == 7

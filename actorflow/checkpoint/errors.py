@@ -67,9 +67,9 @@ class CheckpointLockLost(CheckpointError):
 
     def __init__(self, directory: Path, what: str) -> None:
         super().__init__(
-            f"{directory} is no longer this run's: {what} while it went on, and another run may"
-            " own what is there now, so nothing is written. Put it back as it was, or start again"
-            " with the directory that holds the checkpoints"
+            f"{directory} no longer belongs to this run: {what} during the run. Another run may"
+            " own the directory that is there now, so nothing is written. Move it back, or start"
+            " again with the directory that has the checkpoints"
         )
         self.directory = directory
 

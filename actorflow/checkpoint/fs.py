@@ -226,7 +226,7 @@ def write_all(fs: Fs, fd: int, data: memoryview) -> None:
         # Linux writes at most 2 GiB at a call, and other systems fail above that.
         count = fs.write(fd, data[:MAX_IO_BYTES])
         if count <= 0:
-            raise OSError(errno.EIO, "a write took no bytes")
+            raise OSError(errno.EIO, "a write wrote 0 bytes")
         data = data[count:]
 
 

@@ -37,7 +37,7 @@ from actorflow.checkpoint.fs import (
     trash_name,
     write_all,
 )
-from actorflow.checkpoint.manifest import FORMAT_VERSION, Manifest, encode, plain_json
+from actorflow.checkpoint.manifest import FORMAT_VERSION, Manifest, encode
 from actorflow.checkpoint.reader import CheckpointReader
 from actorflow.checkpoint.shard import (
     Array,
@@ -49,6 +49,7 @@ from actorflow.checkpoint.shard import (
     tensor_hash,
     write_shard,
 )
+from compiler.contract.codec import plain_json
 from compiler.contract.files import user_path
 
 # The commit protocol. Each line is there because a crash without it loses or spoils a checkpoint
@@ -437,7 +438,7 @@ class CheckpointManager(CheckpointReader):
 
 def _resume_facts(manifest: Manifest) -> tuple[Any, ...]:
     # What a resumed run reads besides the tensors; plan and configuration may differ harmlessly.
-    data_state = plain_json(manifest.data_state, "data_state")
+    data_state = plain_json(manifest.data_state)
     return (manifest.seed, data_state, manifest.data_fingerprint)
 
 

@@ -129,8 +129,8 @@ class CheckpointReader:
         if problems or asides:
             listing = "".join(f"\n  {text}" for text in [*problems, *asides])
             raise NoValidCheckpoint(
-                f"{self.directory} has checkpoints, but none that is valid:{listing}\n"
-                "Restore one from a copy, or choose another directory to start afresh"
+                f"{self.directory} has checkpoints, but no valid one:{listing}\nRestore one from"
+                " a copy, or choose another directory for a new run"
             )
         return None
 
@@ -183,7 +183,7 @@ class CheckpointReader:
         except CheckpointDamaged as error:
             raise CheckpointDamaged(f"{path}: {error}") from error
         if manifest.step != step:
-            raise CheckpointDamaged(f"{path}: its manifest is that of step {manifest.step}")
+            raise CheckpointDamaged(f"{path}: its manifest belongs to step {manifest.step}")
         return manifest
 
     def _read(
@@ -200,7 +200,9 @@ class CheckpointReader:
                     tensors.update(read_shard(self._fs, path, file, spec, is_kept=is_kept))
         except MemoryError as error:
             size = format_bytes(sum(file.size_bytes for file in manifest.files))
-            raise CheckpointError(f"no memory for {path}, whose tensors take {size}") from error
+            raise CheckpointError(
+                f"there is no memory to read {path}: its tensors take {size}"
+            ) from error
         if expected is not None:
             expected.check_values(manifest, tensors)
         return LoadedCheckpoint(manifest, tensors)

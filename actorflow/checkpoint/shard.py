@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import xxhash
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError
 from actorflow.checkpoint.fs import Fs, is_safe_name, read_up_to, write_all
+from compiler.contract.codec import Bounds, Text, text_where
 from memory.report import format_bytes
 
 Array = NDArray[np.generic]
@@ -41,14 +43,23 @@ FORMAT_DTYPES = {
 }  # fmt: skip
 """numpy's name of a dtype -> the name in the file."""
 
+# Hints of what a manifest names: it may come from anywhere.
+
+MAX_SIZE = (1 << 62) - 1
+
+FileName = Annotated[str, text_where(is_safe_name, "a permitted file name")]
+Digest = Annotated[str, text_where(re.compile("[0-9a-f]{32}").fullmatch, "32 hexadecimal digits")]
+DtypeName = Annotated[str, text_where(FORMAT_DTYPES.__contains__, "a dtype of this format")]
+Extent = Annotated[int, Bounds(0, MAX_SIZE)]
+
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
     """One shard as it was written: its size and the hash of all its bytes."""
 
-    name: str
-    size_bytes: int
-    xxh3_128: str
+    name: FileName
+    size_bytes: Extent
+    xxh3_128: Digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +70,11 @@ class TensorEntry:
     hash is empty.
     """
 
-    name: str
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
-    xxh3_128: str = ""
+    name: Text
+    file: Text
+    dtype: DtypeName
+    shape: tuple[Extent, ...]
+    xxh3_128: Digest = ""
 
     @property
     def size_bytes(self) -> int:

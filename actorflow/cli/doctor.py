@@ -23,7 +23,7 @@ _BUSY_CORES = 0.25  # less than this is the background of any desktop
 _LOW_MEMORY_BYTES = 1 << 30
 _COST_WITHOUT_COMPILER = "a step of a small GPT takes about 1.3 times as long, one of tiny ops 7"
 _COST_WITHOUT_ONEDNN = "reach about 3/4 of its speed; those of bfloat16 are computed in float32"
-_USES = {"cuda": "a GPU", "cudnn": "cuDNN on a GPU"}
+_USES = {"cuda": "a GPU", "cudnn": "cuDNN on a GPU", "nccl": "ranks on GPUs"}
 """What needs the packages of an extra."""
 
 
@@ -85,7 +85,7 @@ def _blas_findings(environ: Mapping[str, str], host: Host) -> Iterator[Finding]:
     blas, free = host.blas, host.free_blas
     if blas is None or blas.core_name is None:
         name = "not recognised" if blas is None else f"{blas.library}, not OpenBLAS"
-        yield Finding("blas", f"{name}: its kernels cannot be told")
+        yield Finding("blas", f"{name}: its kernels are unknown")
         return
     num_threads = _threads(blas.num_threads)
     yield Finding("blas", f"{blas.library}: {blas.core_name} kernels, {num_threads}")
@@ -176,7 +176,7 @@ def _ranks_finding(host: Host) -> Finding:
 
 def _machine_findings(host: Host) -> Iterator[Finding]:
     if host.memory_bytes is None or host.available_bytes is None:
-        yield Finding("memory", "not told by this system")
+        yield Finding("memory", "not reported by this system")
     else:
         total, available = host.memory_bytes / 2**30, host.available_bytes / 2**30
         is_low = host.available_bytes < _LOW_MEMORY_BYTES
@@ -235,7 +235,7 @@ def _settings_findings(environ: Mapping[str, str], host: Host) -> Iterator[Findi
         yield Finding("settings", str(error), "correct the variable, or unset it")
         return
     if settings.cache is None:
-        yield Finding("cache", "off: every start compiles anew")
+        yield Finding("cache", "off: every start compiles again")
     else:
         mend = "" if host.cache_is_writable else "set ACTORFLOW_CACHE to a folder of yours, or off"
         state = "writable" if host.cache_is_writable else "cannot be written"

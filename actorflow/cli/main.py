@@ -38,7 +38,7 @@ from actorflow.distributed.agreed_plan import classes_of_ranks
 from actorflow.environment.host import check_gpu, gpu_of
 from actorflow.environment.native import retune
 from actorflow.environment.settings import Settings, __version__, devices_named
-from actorflow.jobs.compile_request import PlanCaptured, capturing_plan
+from actorflow.jobs.job_spec import PlanCaptured, capturing_plan
 from actorflow.run.devices import device_notice
 from actorflow.run.runner import Runner
 from compiler.contract.errors import ActorflowError, CompileError
@@ -49,7 +49,7 @@ from compiler.pipeline.printer import print_plan, summarise
 from memory.report import format_bytes
 
 if TYPE_CHECKING:
-    from actorflow.compile.compiling import CompileRequest
+    from actorflow.compile.compiling import JobSpec
 
 
 TUNE_HELP = "measure again which library multiplies fastest, for every shape"
@@ -90,15 +90,15 @@ def check_no_launch(own: Sequence[str], parser: argparse.ArgumentParser) -> None
             )
 
 
-def whose_plan(request: CompileRequest) -> str:
+def whose_plan(job_spec: JobSpec) -> str:
     """Return a line that says which rank's plan it is; "" for a job of one rank."""
-    ranks = request.hardware.ranks
+    ranks = job_spec.hardware.ranks
     if ranks.count == 1:
         return ""
     line = f"rank {ranks.rank} of {ranks.count}"
-    if request.evaluation is not None and ranks.count > _MOST_ONE_BY_ONE:
+    if job_spec.evaluation is not None and ranks.count > _MOST_ONE_BY_ONE:
         return line
-    classes = classes_of_ranks(request)
+    classes = classes_of_ranks(job_spec)
     class_size, count = classes.count(classes[ranks.rank]), len({*classes})
     if count == 1:
         return f"{line}, all of which have this plan"
@@ -322,7 +322,7 @@ def _tune(options: argparse.Namespace) -> None:
         return
     if _is_plan_file(options.file):
         raise CompileError(
-            f"--tune chooses kernels anew, and {options.file} is a plan, whose kernels are chosen;"
+            f"--tune chooses kernels, and the kernels of plan {options.file} are already chosen;"
             " give it the script"
         )
     if not retune(Settings.from_env(os.environ)):
@@ -334,11 +334,11 @@ def _plan(options: argparse.Namespace) -> int:
     _tune(options)
     draw = memory_map.drawing(options, read_plan)
     rank = asked_rank(options, is_plan_file=_is_plan_file(options.file))
-    plan, store_all, request = _plans_of(options.file, options.rest, rank)
+    plan, store_all, job_spec = _plans_of(options.file, options.rest, rank)
     settings = Settings.from_env(os.environ)
     if gpu_of(plan) and (notice := device_notice(plan, settings)):
         print(notice)
-    if request is not None and (whose := whose_plan(request)):
+    if job_spec is not None and (whose := whose_plan(job_spec)):
         print(whose)
     print("\n".join(print_plan(plan) if options.full else summarise(plan)))
     if options.save:
@@ -353,13 +353,13 @@ def _simulate(options: argparse.Namespace) -> int:
     _set_device(options)
     simulate.check_options(options)
     ranks = simulate.ranks_of(options)
-    plan, _, request = _plans_of(options.file, options.rest, ranks)
-    return simulate.run(plan, options, request)
+    plan, _, job_spec = _plans_of(options.file, options.rest, ranks)
+    return simulate.run(plan, options, job_spec)
 
 
 def _plans_of(
     file: str, rest: list[str], ranks: RankContext = SINGLE_RANK
-) -> tuple[Plan, Plan | None, CompileRequest | None]:
+) -> tuple[Plan, Plan | None, JobSpec | None]:
     """Return a plan, the one that stores all instead of recomputing, and of what it is compiled.
 
     Of a plan file there is the plan alone, of a job that does not recompute no second one.
@@ -370,7 +370,7 @@ def _plans_of(
         try:
             run_script(file, rest)
         except PlanCaptured as captured:
-            return captured.plan, captured.store_all, captured.request
+            return captured.plan, captured.store_all, captured.job_spec
         except SystemExit as ended:
             if ended.code:
                 raise
@@ -383,8 +383,9 @@ def _bench(options: argparse.Namespace) -> int:
     is_clone = project.is_file() and 'name = "actorflow"' in project.read_text("utf-8", "replace")
     if not is_clone or not (folder / "command.py").is_file():
         print(
-            f"actorflow: bench needs a clone of the repository: {_ROOT} has no benchmarks/compare"
-            " of ours\nRun `pip install -e .` in a clone, then `actorflow bench` again",
+            f"actorflow: bench needs a clone of the repository: {_ROOT} has no folder"
+            " benchmarks/compare\nRun `pip install -e .` in a clone, then `actorflow bench`"
+            " again",
             file=sys.stderr,
         )
         return 2

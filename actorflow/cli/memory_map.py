@@ -495,7 +495,9 @@ def drawing(
     """
     if options.memory is None:
         if options.without is not None:
-            raise CompileError("--without draws a second plan beside: it needs --memory FILE.html")
+            raise CompileError(
+                "--without draws a second plan for comparison: it needs --memory FILE.html"
+            )
         return None
     path = Path(options.memory)
     if path.suffix not in (".html", ".png"):

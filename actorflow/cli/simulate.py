@@ -9,7 +9,6 @@ The report is one value, printed as text or as JSON.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import math
@@ -17,7 +16,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -32,19 +31,20 @@ from actorflow.environment.native import enable_native
 from actorflow.environment.settings import Settings, logger
 from actorflow.jobs.job import job
 from actorflow.optim import SGD
-from actorflow.options.fit_options import FitOptions
+from actorflow.options.run_spec import RunSpec
 from actorflow.run.runner import Runner
 from actorflow.tensor.tensor import Tensor
 from actors.kernels.common.cost import Rates
-from actors.kernels.common.files import DamagedFile, load_measurements, replace_object
+from actors.kernels.common.files import load_measurements, replace_object
 from actors.kernels.common.host_memory import quiet_floating_point
-from actors.kernels.host.c_calibration import stopwatch_c
-from actors.kernels.host.calibration import cached_rates, calibrate, firing_prices, stopwatch
+from actors.kernels.host import catalogue
+from actors.kernels.host.calibration import calibrate, firing_prices, stopwatch
 from actors.kernels.library import openblas, runtime
 from actors.loop.timeline import write_chrome_trace
 from actors.simulation.costs import ALGORITHMS, Network, RunCosts, SharedHost, Wire, on_host
 from actors.simulation.ranks import RanksRun, Spread, simulate_ranks
 from actors.simulation.simulate import SimulatedRun, simulate, time_per_actor
+from compiler.contract.codec import from_json
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import Mesh, MeshLink, RankContext, joined
 from compiler.contract.plan import Plan
@@ -52,7 +52,7 @@ from compiler.contract.rank_plans import RankPlans, collective_groups
 from compiler.verify.cross_rank import check_same_job, verify_cross_rank, verify_ranks
 
 if TYPE_CHECKING:
-    from actorflow.compile.compiling import CompileRequest
+    from actorflow.compile.compiling import JobSpec
 
 
 def add_network_arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,8 +128,8 @@ def check_network(options: argparse.Namespace) -> None:
             raise CompileError(f"{name} must be {rule}, got {value}")
     if options.uplink is not None and not options.per_rack:
         raise CompileError(
-            f"--uplink {options.uplink:g} is that of racks, and there are none; say how many hosts"
-            " a rack has by --per-rack"
+            f"--uplink {options.uplink:g} is the rate between racks, and no racks are defined;"
+            " give the number of hosts of a rack as --per-rack"
         )
 
 
@@ -176,11 +176,11 @@ def _traced(plan: Plan, source: ArraySource, settings: Settings) -> list[dict[st
         runner = Runner(plan, settings=replace(settings, trace=trace))
         heard: list[int] = []
         runner.run(
-            FitOptions(
+            RunSpec(
                 source, steps=_STEPS, progress=False, on_step=lambda step, _: heard.append(step)
             )
         )
-        events: list[dict[str, Any]] = json.loads(trace.read_text())["traceEvents"]
+        events: list[dict[str, Any]] = from_json(trace.read_bytes())["traceEvents"]
     return events
 
 
@@ -210,35 +210,7 @@ def _median(values: Sequence[float]) -> float:
     return max(median(values), 0.0) if values else 0.0
 
 
-def cached_costs(folder: Path, name: str, settings: Settings, *, is_fresh: bool) -> RunCosts:
-    """Return the costs kept in a folder under a name; measure and keep them when there are none.
-
-    A line says where they are damaged, and so measured anew.
-    """
-    path = folder / f"run-costs-{name}.json"
-    stored_costs = (
-        None if is_fresh else load_measurements(path, _decoded, "what a run costs is measured anew")
-    )
-    if stored_costs is not None:
-        return stored_costs
-    costs = measure_costs(settings)
-    with contextlib.suppress(OSError):  # that the folder cannot be written, the rates have said
-        replace_object(path, asdict(costs))
-    return costs
-
-
-def _decoded(found: Mapping[str, Any]) -> RunCosts:
-    """Return costs as they were written. Raises DamagedFile: they were not."""
-    try:
-        costs = RunCosts(**{name: found[name] for name in asdict(RunCosts())})
-        if not all([isinstance(v, float) and 0 <= v < 1e12 for v in asdict(costs).values()]):
-            raise TypeError(f"{found}")
-    except (KeyError, TypeError) as error:
-        raise DamagedFile(f"these are no costs: {error}") from None
-    return costs
-
-
-# A calibration has a few hundred numbers and knows no job. It is kept in the cache folder by
+# A calibration has some twenty numbers and knows no job. It is kept in the cache folder by
 # processor, cores, threads and libraries; nothing that a plan is made from depends on it.
 
 
@@ -252,43 +224,50 @@ class Calibration:
     @property
     def capacity(self) -> float:
         """What all cores do in the time of one alone."""
-        in_c, cores = self.rates.in_c, usable_cores()
-        return float(cores) if in_c is None else in_c.capacity_of(cores)
+        cores = usable_cores()
+        return self.rates.capacity_of(cores) if runtime.is_enabled() else float(cores)
 
 
 def calibration(settings: Settings, *, is_fresh: bool = False) -> Calibration:
     """Return what was measured of this machine; measure it when nothing is kept, or anew.
 
-    It takes ten seconds, which a line of the log says. A file that is damaged is measured anew,
-    with a line too.
+    It takes some seconds, which a line of the log says. A file that is damaged is measured anew,
+    with a line too, and so is a machine whose file an earlier version wrote.
     """
     quiet_floating_point()
     enable_native(settings)
     # What is measured must be what runs have, and its name may not depend on what ran before.
     openblas.use_threads(1 if runtime.is_enabled() else settings.threads)
+    machine = f"{processor()} {os.cpu_count()} {openblas.loaded_blas()} {catalogue.fingerprint()}"
+    name = hashlib.blake2b(f"{_FORMAT} {machine}".encode(), digest_size=8).hexdigest()
+    path = None if settings.cache is None else settings.cache / "rates" / f"host-{name}.json"
+    if path is not None and not is_fresh:
+        stored = load_measurements(path, Calibration, "this machine is measured again")
+        if stored is not None:
+            return stored
     start_s = time.perf_counter()
-    measure = stopwatch(time.perf_counter_ns)
-    measure_c = stopwatch_c(time.perf_counter_ns) if runtime.is_enabled() else None
-    if settings.cache is None:
-        return Calibration(calibrate(measure, measure_c), measure_costs(settings))
-    machine = f"{processor()} {os.cpu_count()} {openblas.loaded_blas()} {runtime.fingerprint()}"
-    folder = settings.cache / "rates"
-    files = set(folder.glob("*.json")) if folder.is_dir() else set()
-    rates = cached_rates(folder, machine, measure, measure_c=measure_c, is_fresh=is_fresh)
-    name = hashlib.blake2b(machine.encode(), digest_size=8).hexdigest()
-    costs = cached_costs(folder, name, settings, is_fresh=is_fresh)
-    if is_fresh or not folder.is_dir() or set(folder.glob("*.json")) != files:
+    fresh = Calibration(calibrate(stopwatch(time.perf_counter_ns)), measure_costs(settings))
+    if path is not None:
         seconds = time.perf_counter() - start_s
-        logger.info("this machine was measured in %.1f s; kept in %s", seconds, folder)
-    return Calibration(rates, costs)
+        try:
+            replace_object(path, fresh)
+            logger.info("this machine was measured in %.1f s; kept in %s", seconds, path.parent)
+        except OSError as error:
+            text = "%s cannot be written (%s): the measurements of this machine are not kept"
+            logger.warning(text, path, error.strerror)
+    return fresh
 
 
-def priced(plan: Plan, found: Calibration) -> tuple[tuple[float, ...], SharedHost]:
+_FORMAT = 5
+"""Part of the name of a file of measurements: raised when they mean something else."""
+
+
+def priced(plan: Plan, measured: Calibration) -> tuple[tuple[float, ...], SharedHost]:
     """Return the durations of a plan's firings here, by actor, and who shares the cores."""
-    rates = found.rates
-    if rates.in_c is None:
-        rates = replace(rates, blas_threads=found.capacity)
-    return on_host(plan, firing_prices(plan, rates), found.capacity, found.costs)
+    rates, capacity = measured.rates, measured.capacity
+    if not runtime.is_enabled():
+        rates = replace(rates, blas_threads=capacity)
+    return on_host(plan, firing_prices(plan, rates), capacity, measured.costs)
 
 
 _TOP = 5
@@ -313,10 +292,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the report as JSON")
 
 
-def run(plan: Plan, options: argparse.Namespace, request: CompileRequest | None = None) -> int:
+def run(plan: Plan, options: argparse.Namespace, job_spec: JobSpec | None = None) -> int:
     """Simulate a plan, print the report, and return the exit code.
 
-    With the `request` that it was compiled for, the plans of other classes of ranks are compiled,
+    With the `job_spec` that it was compiled for, the plans of other classes of ranks are compiled,
     too.
 
     Raises:
@@ -329,8 +308,9 @@ def run(plan: Plan, options: argparse.Namespace, request: CompileRequest | None 
     gpu = gpu_of(plan)
     if options.calibrate and gpu:
         raise CompileError(
-            f"--calibrate measures this machine's processor, and plan {plan.name!r} runs on a GPU:"
-            f" its launches are priced as the description of {gpu} says; leave --calibrate out"
+            f"--calibrate measures this machine's processor, and plan {plan.name!r} runs on a"
+            f" GPU: the description of {gpu} gives the durations of its launches; leave"
+            " --calibrate out"
         )
     if options.calibrate is not False and not gpu:
         settings = Settings.from_env(os.environ)
@@ -340,7 +320,7 @@ def run(plan: Plan, options: argparse.Namespace, request: CompileRequest | None 
     classes: list[dict[str, Any]] = []
     if _meets(plan):
         # Ranks by their number have a batch each, of one size: what one has all have.
-        plans = _ranks(plan, devices, request if options.devices is None else None)
+        plans = _ranks(plan, devices, job_spec if options.devices is None else None)
         local_ns = None if machine is None else [priced(one, machine)[0] for one in plans.plans]
         ranks = simulate_ranks(
             plans,
@@ -415,17 +395,17 @@ def _classes(plans: RankPlans) -> list[dict[str, Any]]:
     ]
 
 
-def _ranks(plan: Plan, devices: int, request: CompileRequest | None) -> RankPlans:
+def _ranks(plan: Plan, devices: int, job_spec: JobSpec | None) -> RankPlans:
     """Return the ranks of a plan's mesh, or as many as are asked for along its one axis.
 
     Raises CompileError where it is the plan of some of its ranks alone, and nothing says of what
     those of the others are to be compiled.
     """
     mesh = plan.mesh
-    if request is not None and mesh.names and mesh.num_ranks == devices:
+    if job_spec is not None and mesh.names and mesh.num_ranks == devices:
         from actorflow.distributed.agreed_plan import plans_of_classes
 
-        ranks = plans_of_classes(request)
+        ranks = plans_of_classes(job_spec)
         verify_ranks(ranks)
         return ranks
     if mesh.names and mesh.num_ranks == devices:
@@ -435,16 +415,16 @@ def _ranks(plan: Plan, devices: int, request: CompileRequest | None) -> RankPlan
             verify_cross_rank(ranks)
         except CompileError as error:
             raise CompileError(
-                f"plan {plan.name!r} is that of some ranks of a mesh of {mesh}, and others have"
-                f" another one, without which they cannot be simulated: {error}"
+                f"plan {plan.name!r} is for some ranks of the mesh {mesh}, and a simulation needs"
+                f" the plans of the other ranks too: {error}"
             ) from None
         return ranks
     groups = tuple(dict.fromkeys([meeting.group for meeting in collective_groups(plan)]))
     if len(mesh.names) > 1 or len(groups) > 1:
         raise CompileError(
-            f"--devices {devices}: plan {plan.name!r} is for a mesh of {mesh}, and which of its"
-            " axes is to have another extent is not said; leave --devices out, or compile the job"
-            " for another mesh"
+            f"--devices {devices}: plan {plan.name!r} is for a mesh of {mesh}, and --devices does"
+            " not say which axis to resize; leave --devices out, or compile the job for another"
+            " mesh"
         )
     return RankPlans.same(plan, Mesh(groups, (devices,)))
 

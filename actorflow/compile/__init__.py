@@ -1,11 +1,10 @@
 """A plan for a graph: taken from the cache on disk, or compiled, proven and kept there.
 
-A job asks for a `CompileRequest` to be found in the cache or compiled. The compiler learns what
-each device and its kernels can do from its target, and ops, kernels and passes from outside count
-as ours. Every plan, compiled here or read from a file, passes prove.py before it runs.
+A job asks for the plan of a `JobSpec`, which is found in the cache or compiled. The compiler learns
+what each device and its kernels can do from its target, and ops, kernels and passes from outside
+count as ours. Every plan, compiled here or read from a file, passes prove.py before it runs.
 
-compiling.py       `CompileRequest`, the plan cache and its key, `compiled_plan`; memory of the
-                   devices
+compiling.py       `JobSpec`, the plan cache and its key, `compiled_plan`; memory of the devices
 hardware.py        the targets of a job's devices, each made when one of its kind is there
 targets.py         the compiler's `Target` of the host and of simulated devices
 cuda_target.py     that of a GPU

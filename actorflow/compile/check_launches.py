@@ -1,7 +1,7 @@
 """Each launch of a plan again: through its op's types, its kernel's needs, and its operands' bytes.
 
 Kernels take for granted what the compiler gives them: types that their op made, layouts that their
-`query` took, scratch of the size it named, outputs that lie over inputs only in the pairs it
+plans took, scratch of the size it named, outputs that lie over inputs only in the pairs it
 listed. C checks none of it. So it is asked here, once per distinct launch; layers repeat, and a
 large plan has a few dozen.
 
@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 import compiler.pipeline.standard_ops  # noqa: F401  # fills the columns
 from actorflow.environment.host import gpu_of, is_cuda
-from actors.kernels.common.kernel import KernelNeeds, KernelSpec, Operand
+from actors.kernels.common.kernel import Kernel, KernelNeeds, Operand
 from actors.kernels.host import catalogue
 from compiler.contract.attrs import Attrs, AttrValue
 from compiler.contract.codec import to_msgpack
@@ -90,10 +90,10 @@ def check_launches(plan: Plan, *, is_run: bool = True) -> None:
                 raise PlanFormatError(_where(plan, actor, index, launch) + str(error)) from None
 
 
-def _kernels_by_device(plan: Plan, *, is_run: bool) -> dict[Device, Mapping[str, KernelSpec]]:
+def _kernels_by_device(plan: Plan, *, is_run: bool) -> dict[Device, Mapping[str, Kernel[object]]]:
     """Return the kernels of each device, by name: a simulated one has the host's."""
     devices = dict.fromkeys([stream.device for stream in plan.streams])
-    host: Mapping[str, KernelSpec] = catalogue.kernels_by_name()
+    host: Mapping[str, Kernel[object]] = catalogue.kernels_by_name()
     if not any([is_cuda(device) for device in devices]):
         return dict.fromkeys(devices, host)
     # Late: a plan of the host loads no kernels of GPUs.
@@ -129,7 +129,7 @@ class _Prover:
     """
 
     plan: Plan
-    kernels: Mapping[Device, Mapping[str, KernelSpec]]
+    kernels: Mapping[Device, Mapping[str, Kernel[object]]]
     packed: Mapping[RegisterId, RegisterId]
     is_run: bool
     answers: dict[object, tuple[Pairs, int | None]] = field(default_factory=dict)
@@ -163,7 +163,7 @@ class _Prover:
 
     def _asked(
         self,
-        kernel: KernelSpec | None,
+        kernel: Kernel[object] | None,
         launch: Launch,
         inputs: Views,
         outputs: Views,
@@ -216,7 +216,9 @@ class _Prover:
         for position, view in enumerate(outputs):
             register = self.plan.registers[view.register]
             if position in over and not is_copy and inputs[over[position]] != view:
-                raise PlanFormatError(f"writes output {position} not over its own input")
+                raise PlanFormatError(
+                    f"does not write output {position} over its own input, which it updates"
+                )
             # Only these belong to the actor while it fires; a token of another one may still be
             # read.
             is_free = register.kind is RegisterKind.TEMPORARY or register.id in made
@@ -239,11 +241,13 @@ class _Prover:
         # Two ways only: scratch that nobody keeps, or the block of the very input that the kernel
         # packs.
         if is_temporary != (kept is None) or self.packed.get(register.id) != kept:
-            raise PlanFormatError(f"works in register {register.name!r}, no temporary of its own")
+            raise PlanFormatError(
+                f"uses register {register.name!r} as workspace, which is no temporary of its own"
+            )
 
 
 def _needs(
-    kernel: KernelSpec | None,
+    kernel: Kernel[object] | None,
     launch: Launch,
     op: Op,
     attrs: Mapping[str, AttrValue],
@@ -252,8 +256,10 @@ def _needs(
 ) -> KernelNeeds | None:
     op_name, op_attrs = (COPY.name, {}) if op is COPY_TO else (op.name, attrs)
     if kernel is None or kernel.op not in (op_name, kernel_op.get(op) or op_name):
-        computes = "no such kernel" if kernel is None else f"a kernel of {kernel.op}"
-        raise PlanFormatError(f"names {launch.kernel!r}, which is {computes} here")
+        computes = "unknown" if kernel is None else f"a kernel of {kernel.op}"
+        raise PlanFormatError(
+            f"names kernel {launch.kernel!r}, which is {computes} on this machine"
+        )
     try:
         return catalogue.needs_of(
             kernel,
@@ -294,16 +300,19 @@ def _check_meeting(
     """
     attrs = dict(launch.attrs)
     if launch.kernel != op.name or scratch is not None:
-        raise PlanFormatError(f"meets other ranks by {launch.kernel!r}, which is no transport's")
+        raise PlanFormatError(
+            f"is a collective with kernel {launch.kernel!r}, which belongs to no transport"
+        )
     mesh, group = plan.mesh, attrs.get("group")
     extents = dict(zip(mesh.names, mesh.shape, strict=True))
     if extents.get(str(group)) != attrs.get("num_ranks"):
         raise PlanFormatError(
-            f"meets {attrs.get('num_ranks')!r} ranks along {group!r}, of the mesh '{mesh}'"
+            f"is a collective of {attrs.get('num_ranks')!r} ranks along {group!r}, and the mesh"
+            f" is '{mesh}'"
         )
     for view in inputs:
         if not _is_dense(view):
-            raise PlanFormatError(f"meets other ranks with strides {view.strides_bytes}")
+            raise PlanFormatError(f"is a collective with strides {view.strides_bytes}")
     return ((0, 0),) if op is ALL_REDUCE else ()
 
 
@@ -315,7 +324,9 @@ def _check_types(op: Op, attrs: Attrs, inputs: Views, outputs: Views) -> None:
     except _FOREIGN as error:
         raise PlanFormatError(f"does not fit its op: {_reason(error)}") from None
     if expected != output_types:
-        raise PlanFormatError(f"makes {_listed(expected)}, the plan has {_listed(output_types)}")
+        raise PlanFormatError(
+            f"computes {_listed(expected)}, and the plan has {_listed(output_types)}"
+        )
 
 
 def _check_scratch(scratch: View | None, needed: int) -> None:

@@ -1,6 +1,6 @@
 """A plan for a graph: from the cache on disk, or compiled, proven and kept there.
 
-`CompileRequest` holds all that decides a plan: `cache_key` is a hash of it. A plan for a GPU is
+`JobSpec` holds all that decides a plan: `cache_key` is a hash of it. A plan for a GPU is
 refused where the GPU is known to have too little memory.
 """
 
@@ -67,7 +67,11 @@ def check_fits(plan: Plan, hardware: Hardware, make: Callable[[int], object]) ->
     for device, needed, available in _overfull(plan, hardware):
         where = f"{device} ({plan.option('gpu')!s})"
         among = ", ".join(map(str, hardware.devices))
-        spread = f", spread over {among} as well as was found" if len(hardware.devices) > 1 else ""
+        spread = (
+            f", spread over {among} by the best placement found"
+            if len(hardware.devices) > 1
+            else ""
+        )
         raise OutOfMemory(
             f"job {plan.name!r} needs {exact_bytes(needed)} on {where}, which has"
             f" {exact_bytes(available)}{spread}; {_mend(make, available)}"
@@ -182,7 +186,7 @@ class PlanCache:
         # Asked once: who may write into the folder is not expected to change during a process.
         why = None if directory is None else distrust_of_folder(directory)
         if why is not None:
-            report(f"plan cache: {why}; no plan is kept there, or taken from there")
+            report(f"plan cache: {why}; the cache is not used")
         self._directory = directory if why is None else None
         self._report = report
         self._most_bytes = most_bytes
@@ -295,30 +299,30 @@ Watch = Callable[[str, Graph], None]
 
 
 @dataclass(frozen=True)
-class CompileRequest:
-    """What a plan is compiled of and for.
+class JobSpec:
+    """What a compilation is asked: all that decides a plan, and so what ranks agree on.
 
-    `is_alone` says that a rank of several compiles it without the others, by its own measurements.
+    `job` is what the user said of the job, `options` what the compiler is told of that and of the
+    call. `is_alone` says that a rank of several compiles it without the others, by its own
+    measurements.
     """
 
     graph: Graph
     hardware: Hardware
     options: CompileOptions
     settings: Settings
+    job: JobOptions
     evaluation: Graph | None = None
-    deterministic: bool = False
-    job: JobOptions | None = None
-    """What the user has said of the job, for messages; it changes nothing of the plan."""
     is_alone: bool = False
 
-    def alone(self) -> CompileRequest:
+    def alone(self) -> JobSpec:
         """Return it as it is where no other rank is asked."""
         return replace(self, is_alone=self.hardware.ranks.count > 1)
 
     def choosing(self) -> AbstractContextManager[bool]:
         """Hold the choice of kernels that it is compiled with."""
         return kernel_choice_lock(
-            self.settings, self.hardware.devices, deterministic=self.deterministic
+            self.settings, self.hardware.devices, deterministic=self.job.deterministic
         )
 
     @cached_property
@@ -340,31 +344,31 @@ class CompileRequest:
 
 
 @collector_paused()
-def cached_plan(request: CompileRequest) -> Plan | None:
+def cached_plan(job_spec: JobSpec) -> Plan | None:
     """Return the plan from the cache on disk, if it is there and can run."""
     # A dump wants the graph after each pass, which only a compilation has.
-    plan = request.cache.find(request.key) if request.settings.dump is None else None
+    plan = job_spec.cache.find(job_spec.key) if job_spec.settings.dump is None else None
     if plan is None or not is_ready(plan, logger.warning):
         return None
-    logger.info("plan %r comes from %s", request.options.name, request.settings.cache)
+    logger.info("plan %r comes from %s", job_spec.options.name, job_spec.settings.cache)
     return plan
 
 
-def cache_plan(request: CompileRequest, plan: Plan) -> None:
+def cache_plan(job_spec: JobSpec, plan: Plan) -> None:
     """Keep a plan on disk."""
     if not has_refusals():  # a compiler that is mended is to be asked again
-        request.cache.store(request.key, plan)
+        job_spec.cache.store(job_spec.key, plan)
 
 
 @collector_paused()
-def compiled_plan(request: CompileRequest, local: LocalGraphs | None = None) -> Plan:
+def compiled_plan(job_spec: JobSpec, local: LocalGraphs | None = None) -> Plan:
     """Compile a plan, prove it and keep it on disk; `local` as `compile_graph` has it."""
     # Late: a quarter of all our code, which a run from the cache never loads.
     from actorflow.compile.num_streams import asks_for_choice, choose_num_streams
     from actors.race.race import check_races
     from compiler.pipeline.pipeline import compile_graph
 
-    graph, hardware, options = request.graph, request.hardware, request.options
+    graph, hardware, options = job_spec.graph, job_spec.hardware, job_spec.options
 
     def made(wanted: CompileOptions, *, is_bounded: bool = False) -> Plan:
         there = replace(hardware, memory_bytes=wanted.memory_budget, is_bounded=is_bounded)
@@ -372,7 +376,7 @@ def compiled_plan(request: CompileRequest, local: LocalGraphs | None = None) -> 
             return compiled(
                 options.name,
                 lambda: compile_graph(
-                    graph, there, wanted, request.dump, request.evaluation, local
+                    graph, there, wanted, job_spec.dump, job_spec.evaluation, local
                 ),
             )
 
@@ -392,7 +396,7 @@ def compiled_plan(request: CompileRequest, local: LocalGraphs | None = None) -> 
     seconds = time.perf_counter() - before
     logger.info("plan %r compiled in %.3f s: %d nodes", options.name, seconds, len(graph.nodes))
     # Kept only now that races and sizes are checked.
-    cache_plan(request, plan)
+    cache_plan(job_spec, plan)
     return plan
 
 

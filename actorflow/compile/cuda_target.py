@@ -10,6 +10,7 @@ from dataclasses import replace
 from actorflow.compile.targets import operands_of_call
 from actorflow.environment.settings import logger
 from actors.kernels.cuda import catalogue
+from actors.kernels.cuda.calls import NCCL_DTYPES
 from actors.kernels.cuda.cudnn_library import CUDNN, CudnnLibrary
 from actors.kernels.cuda.fused import most_joined
 from actors.kernels.cuda.kernel import gpu_named
@@ -27,13 +28,16 @@ class CudaTarget:
     """What CUDA's allocator gives."""
 
     wide_values = TilingPolicy(
-        256 << 20, 4096, 256 << 20, 1 << 30, logits_bytes=32 << 20, cheap_instructions=6
+        256 << 20, 4096, 256 << 20, 1 << 30, rounded_bytes=32 << 20, cheap_instructions=6
     )
     """Chunks that keep all of a GPU busy for some tenths of a millisecond: logits of 50,304 classes
     go by 4,096 rows, a product of 32 waves of tiles on an H100; the gradient of their weight is
     read and written once a chunk, 309 MB for 317 GFLOP. In bfloat16 a row of logits for each block
     of the GPU fits into its cache, so that a loss reads memory once. Computed, not measured. Six
     instructions are a normalised element, of a tensor and four statistics of its column."""
+
+    reduced_dtypes = (*NCCL_DTYPES, DType.BOOL)
+    """NCCL's: booleans are bytes of 0 and 1, and of 16 bits there are floats alone."""
 
     epilogue_ops = ("gelu",)
     """cuBLASLt stores GELU and what it is of; see `actors.kernels.cuda.epilogues`."""
@@ -99,8 +103,8 @@ class CudaTarget:
         if kind not in self._logged:
             self._logged.add(kind)
             logger.warning(
-                "%s: %s of %s is planned with kernels of ours: the small cuDNN"
-                " (nvidia-cudnn-jit-cu13) has no plan for it, nvidia-cudnn-cu13 has",
+                "%s: %s of %s is planned with actorflow's kernels: the small cuDNN"
+                " (nvidia-cudnn-jit-cu13) has no plan for it, and nvidia-cudnn-cu13 has one",
                 self._device,
                 call.op,
                 " and ".join([str(x.type) for x in call.inputs]),

@@ -84,7 +84,9 @@ def kernel(cls: K) -> K:
     """
     called = getattr(cls, "__qualname__", repr(cls))
     if not isinstance(cls, type):
-        raise ValueError(f"af.kernel stands above a class that it can call, got {cls!r:.60}")
+        raise ValueError(
+            f"af.kernel decorates a class that can be called without arguments, got {cls!r:.60}"
+        )
     try:
         new = cls()
     except TypeError as error:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from actorflow.compile.targets import HostTarget, SimTarget
-from compiler.contract.placement import Device, DeviceKind
+from compiler.contract.placement import SINGLE_RANK, Device, DeviceKind, RankContext
 from compiler.graph.target import Hardware, Target
 
 if TYPE_CHECKING:  # a job of the host loads no kernels of GPUs
@@ -14,11 +14,14 @@ if TYPE_CHECKING:  # a job of the host loads no kernels of GPUs
 
 
 def hardware_for(
-    devices: Sequence[Device], gpu: str = "", cudnn: CudnnLibrary | None = None
+    devices: Sequence[Device],
+    gpu: str = "",
+    cudnn: CudnnLibrary | None = None,
+    ranks: RankContext = SINGLE_RANK,
 ) -> Hardware:
-    """Return what a plan for some devices is made for; see `target_for`."""
+    """Return what a plan for some devices of some ranks is made for; see `target_for`."""
     targets = [target_for(device, gpu, cudnn) for device in devices]
-    return Hardware(tuple(devices), tuple(targets))
+    return Hardware(tuple(devices), tuple(targets), ranks)
 
 
 def target_for(device: Device, gpu: str = "", cudnn: CudnnLibrary | None = None) -> Target:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from actorflow.environment.host import num_threads, usable_cores
 from actorflow.environment.settings import logger
-from actors.kernels.common.cost import REFERENCE, reference_in_c
+from actors.kernels.common.cost import REFERENCE, reference_of_threads
 from actors.kernels.host.calibration import firing_prices
 from actors.kernels.library import runtime
 from actors.simulation.costs import RunCosts, on_host
@@ -62,10 +62,9 @@ def choose_num_streams(name: str, asked: int, make: Callable[[int], Plan]) -> Pl
 def step_ns(plan: Plan) -> float:
     """Return the time of a step at fixed rates, in nanoseconds."""
     threads = num_threads()
-    in_c = reference_in_c(threads)
-    rates = replace(
-        REFERENCE, in_c=in_c, blas_threads=1.0 if runtime.is_enabled() else float(threads)
-    )
-    capacity = in_c.capacity_of(usable_cores())
+    rates = reference_of_threads(threads)
+    capacity = rates.capacity_of(usable_cores())
+    if not runtime.is_enabled():
+        rates = replace(REFERENCE, blas_threads=float(threads))
     durations, host = on_host(plan, firing_prices(plan, rates), capacity, COSTS)
     return simulate(plan, _STEPS, durations, host=host).period_ns

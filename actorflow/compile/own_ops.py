@@ -144,8 +144,8 @@ def _decorator(
         code = getattr(function, "__code__", None)
         if not isinstance(code, CodeType):  # also where the decorator stands without its brackets
             raise CompileError(
-                f"{find_source()}: @{usage} stands above a function written in Python, and takes"
-                f" nothing else; got {', '.join([f'{g!r:.60}' for g in given]) or 'nothing'}"
+                f"{find_source()}: @{usage} decorates one function written in Python; got"
+                f" {', '.join([f'{g!r:.60}' for g in given]) or 'nothing'}"
             )
         called = _free_name(name, function)
         try:

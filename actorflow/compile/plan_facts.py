@@ -18,11 +18,6 @@ def _actor(plan: Plan, name: str) -> Actor | None:
     return next((actor for actor in plan.actors if actor.name == name), None)
 
 
-def batches_per_step(plan: Plan) -> int:
-    """Return how many batches one update consumes."""
-    return plan.int_option("accumulate", 1)
-
-
 def batch_slots(plan: Plan) -> int:
     """Return how many batches the plan has room for."""
     return plan.registers[_batch_register(plan, "data")].num_slots
@@ -67,14 +62,13 @@ def losses_of(plan: Plan) -> tuple[str, ...]:
     return cast("tuple[str, ...]", named) if plan.option("is_training") else ()
 
 
-def line_of_output(plan: Plan, name: str) -> str | None:
-    """Return the user's line of an output of the job, or None where there is none of the name."""
+def losses_with_lines(plan: Plan) -> dict[str, str]:
+    """Return the user's line of each loss, "" for one that is no output, by name."""
     sink = next(a for a in plan.actors if a.name == "metrics")
     registers = [port.register for port in sink.inputs]
-    lines = [
-        plan.sources[f.source] for f in plan.fields if f.register in registers and f.name == name
-    ]
-    return str(lines[0]) if lines else None
+    outputs = [f for f in plan.fields if f.register in registers]
+    lines = {f.name: str(plan.sources[f.source]) for f in reversed(outputs)}
+    return {name: lines.get(name, "") for name in losses_of(plan)}
 
 
 def takes_snapshots(plan: Plan) -> bool:
@@ -118,7 +112,7 @@ def credits_after(plan: Plan, steps: int) -> dict[str, int]:
     one; but a sink begins anew, for the outputs of earlier steps went to the run before.
     """
     edges, registers = edges_of(plan)
-    firings = _firings(plan, edges, steps * plan.int_option("accumulate", 1))
+    firings = _firings(plan, edges, steps * plan.batches_per_step)
     by_name: dict[str, int] = {}
     for edge, register in zip(edges, registers, strict=True):
         # What was produced and not yet consumed lies in the register as credits.

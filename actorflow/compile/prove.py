@@ -75,7 +75,10 @@ def check_plan_interface(plan: Plan, firings: Sequence[int]) -> None:
     flushed = {"snapshot", "metrics"} if steps > 1 else {"snapshot"}
     for actor in plan.actors:
         if actor.is_flushed != (actor.name in flushed):
-            raise PlanFormatError(f"actor {actor.name!r} ends in another way than its name says")
+            raise PlanFormatError(
+                f"actor {actor.name!r} has is_flushed={actor.is_flushed}, which its name"
+                " contradicts"
+            )
     _check_batches(plan, actors["data"])
     if "eval_data" in actors:
         _check_evaluation(plan, actors)
@@ -106,7 +109,9 @@ def _check_ports(plan: Plan, actors: dict[str, Actor]) -> None:
     for actor in plan.actors:
         expected = _KINDS.get(actor.name)
         if actor.kind is not expected and (expected is not None or actor.kind in PORTED):
-            raise PlanFormatError(f"actor {actor.name!r} is a {actor.kind.value} of no known port")
+            raise PlanFormatError(
+                f"actor {actor.name!r} is a {actor.kind.value} with an unknown name"
+            )
         if actor.kind in PORTED and not plan.streams[actor.stream].has_thread:
             raise PlanFormatError(f"{actor.kind.value} {actor.name!r} has no thread of its own")
         if actor.kind in PORTED and any([not _is_on_host(plan, p) for p in _ports_of(actor)]):
@@ -120,7 +125,7 @@ def _check_ports(plan: Plan, actors: dict[str, Actor]) -> None:
     if not is_evaluated == ("eval_data" in actors) == ("eval_metrics" in actors):
         raise PlanFormatError("its options and its actors disagree on whether it evaluates")
     if ("checkpoint" in actors) != ("snapshot" in actors):
-        raise PlanFormatError("a snapshot and its writer come together")
+        raise PlanFormatError("a plan has a snapshot and its writer, or neither")
 
 
 def _counts(plan: Plan) -> tuple[int, int]:
@@ -138,7 +143,7 @@ def _check_metrics(plan: Plan, sink: Actor, steps: int, batches: int) -> None:
         is_data = plan.registers[port.register].kind is RegisterKind.DATA
         if is_data and port.rate not in (steps, steps * batches):
             raise PlanFormatError(
-                f"metrics takes {port.rate} at a time, the options say {steps * batches}"
+                f"metrics takes {port.rate} rows per firing, and the options say {steps * batches}"
             )
     for field in fields:
         type_ = plan.views[field.view].type
@@ -147,7 +152,7 @@ def _check_metrics(plan: Plan, sink: Actor, steps: int, batches: int) -> None:
     types = {field.name: plan.views[field.view].type for field in fields}
     for name in losses_of(plan):
         if name not in types:
-            raise PlanFormatError(f"it trains and hands on no output {name!r}, which a run watches")
+            raise PlanFormatError(f"it trains and has no output {name!r}, which a run monitors")
         if types[name].rank:
             raise PlanFormatError(f"the loss {name!r} is not a single number")
     _check_distinct(fields)
@@ -232,7 +237,7 @@ def _check_staged(snapshot: Actor, fetch: Actor | None, writer: Actor) -> None:
     for copy, reader in zip(copies, [*copies[1:], writer], strict=True):
         staged = [port.register for port in copy.outputs[:1]]
         if [(port.register, port.rate) for port in reader.inputs] != [(r, 1) for r in staged]:
-            raise PlanFormatError("the checkpoint's writer reads something else than the snapshot")
+            raise PlanFormatError("the writer of the checkpoint does not read the snapshot")
 
 
 def _check_variable(plan: Plan, variable: Variable) -> None:
@@ -329,7 +334,7 @@ def prove(plan: Plan) -> None:
     """
     what = f"plan {plan.name!r}"
     # First: what the other proofs work out grows with the arenas.
-    _check_memory(plan)
+    check_memory(plan, _memory_bytes())
     firings = prove_consistent(plan, what)
     with _refusing(what):
         for inner in sub_plans(plan):
@@ -389,23 +394,24 @@ def _refusing(what: str) -> Iterator[None]:
     try:
         yield
     except RaceError as error:
-        raise PlanFormatError(f"{what} is not a plan that can run: {error}") from error
+        raise PlanFormatError(f"{what} cannot run: {error}") from error
     except (PlanFormatError, InternalError) as error:
         # An InternalError asks for a report, which is wrong here: the plan came from a file.
         reason = str(error).partition(" (this is a bug")[0]
         raise PlanFormatError(
-            f"{what} is not a plan that can run: {reason}. Was it changed by hand? Compile the job"
-            " again"
+            f"{what} cannot run: {reason}. Another version may have written it, or it was edited;"
+            " compile the job again"
         ) from error
 
 
-def _check_memory(plan: Plan) -> None:
-    """Raise OutOfMemory for more than the machine has, before anything is worked out for it.
+def check_memory(plan: Plan, memory_bytes: int | None) -> None:
+    """Raise OutOfMemory for more than a machine has, before anything is worked out for it.
 
-    What a GPU has is known to whoever opens it.
+    `memory_bytes` is what it has, None where that is not known. What a GPU has is known to whoever
+    opens it.
     """
     arenas = [arena for arena in plan.arenas if not _is_of_gpu(arena)]
-    needed_bytes, memory_bytes = sum([arena.size_bytes for arena in arenas]), _memory_bytes()
+    needed_bytes = sum([arena.size_bytes for arena in arenas])
     if memory_bytes is not None and needed_bytes > memory_bytes:
         raise OutOfMemory(
             f"plan {plan.name!r} needs {format_bytes(needed_bytes)}, and this machine has"

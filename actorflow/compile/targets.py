@@ -55,6 +55,7 @@ class HostTarget:
     link = None
 
     wide_values = WIDE_IN_CACHE
+    reduced_dtypes = None
 
     epilogue_ops = ()
     """A product ends at what is kept: a cache has it for what comes next."""
@@ -96,6 +97,7 @@ class SimTarget:
     link = Link(in_bytes_per_ns=25.0, out_bytes_per_ns=25.0, latency_ns=10_000.0)
 
     wide_values = WIDE_IN_CACHE
+    reduced_dtypes = None
     epilogue_ops = ()
 
     def __init__(self, device: Device) -> None:
@@ -136,9 +138,9 @@ def is_taken_elsewhere(call: KernelCall, device: int) -> bool:
 
     Such kernels work on the host's memory: a GPU computes the op by ours, which a line says once.
     """
-    query = (call.attrs, *operands_of_call(call))
+    operands = operands_of_call(call)
     kernels = host_catalogue.registered(call.op)
-    taking = [k.name for k in kernels if host_catalogue.query_registered(k, *query) is not None]
+    taking = [k.name for k in kernels if k.plan(call.attrs, *operands) is not None]
     devices = _PLANNED.get()
     if taking and device < len(devices) and devices[device].kind is DeviceKind.CUDA:
         _say_unused(taking[0], call.op)
@@ -148,4 +150,6 @@ def is_taken_elsewhere(call: KernelCall, device: int) -> bool:
 
 @functools.cache
 def _say_unused(kernel: str, op: str) -> None:
-    logger.warning("kernel %r is for the host: on CUDA devices %r has kernels of ours", kernel, op)
+    logger.warning(
+        "kernel %r runs on the host only: on CUDA devices op %r has actorflow's kernels", kernel, op
+    )

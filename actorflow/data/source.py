@@ -254,7 +254,7 @@ def is_plain_array(value: object) -> TypeGuard[npt.NDArray[Any]]:
 def mend_of_array(value: object) -> str:
     """Return how to make a plain array of a value."""
     if isinstance(value, np.ma.MaskedArray):
-        return "give array.filled(number), and np.ma.getmaskarray(array) as an array of its own"
+        return "give array.filled(number), and np.ma.getmaskarray(array) as a separate array"
     return "convert it in the data source with np.asarray(...)"
 
 

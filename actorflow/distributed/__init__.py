@@ -5,23 +5,23 @@ rank has a `RankClient`, which exchanges messages with it over zmq. The agreemen
 messages alone which steps may begin, where all stop and which step is saved. The tensors of a step
 do not pass here: `actors.collectives` moves those through shared memory.
 
-process_group.py  `ProcessGroup`: this process among the ranks; what they compare first;
-                  `DistributedRun`, a run
-member.py         `RankClient`; `RankLink`, the thread that owns a rank's socket
-shared_run.py     `SharedRun`: one run, as a rank has it; `BatchDigestReporter`, digests of its
-                  batches
-messages.py       what ranks and coordinator say, as dataclasses; keys; frames on the wire
-agreement.py      `CoordinatorState`: messages in, messages out, no I/O; `RankFailure`
-coordinator.py    `Coordinator`: the agreement over zmq, one thread, CURVE keys
-launcher.py       `launch`: processes started, watched and ended; their cores and their output
-agreed_plan.py    a plan for every rank, compiled once per class; what differs between two ranks
-unshard.py        whole variables from the parts of all ranks, for reads and for checkpoints
+process_group.py    `ProcessGroup`: this process among the ranks; what they compare first
+member.py           `RankClient`; `RankLink`, the thread that owns a rank's socket
+distributed_run.py  `DistributedRun`: one run, as a rank has it; `BatchDigestReporter`, digests of
+                    its batches
+messages.py         what ranks and coordinator say, as dataclasses; keys; frames on the wire
+agreement.py        `CoordinatorState`: messages in, messages out, no I/O; `RankFailure`
+coordinator.py      `Coordinator`: the agreement over zmq, one thread, CURVE keys
+launcher.py         `launch`: processes started, watched and ended; their cores and their output
+agreed_plan.py      a plan for every rank, compiled once per class; what differs between two ranks
+unshard.py          whole variables from the parts of all ranks, for reads and for checkpoints
 
 May import actorflow.{compile, data, environment, options, tensor}; actors.{collectives, machine};
 compiler.{contract, graph, ops.primitives, pipeline, verify}. Must not import trace, run, jobs or
 cli. zmq is imported by launcher.py, coordinator.py and member.py alone; a run of one rank loads
 none.
 
-Begin reading at process_group.py, which is all that a run asks of the others; then agreement.py,
-whose docstring says why a stop or a checkpoint falls on the same step of every rank.
+Begin reading at process_group.py, then distributed_run.py, which are all that a run asks of the
+others; then agreement.py, whose docstring says why a stop or a checkpoint falls on the same step of
+every rank.
 """

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from actorflow.compile.compiling import CompileRequest, cache_plan, cached_plan, compiled_plan
+from actorflow.compile.compiling import JobSpec, cache_plan, cached_plan, compiled_plan
 from actorflow.compile.prove import prove
 from actorflow.environment.native import build
 from actorflow.environment.settings import logger
@@ -60,16 +60,16 @@ Said = tuple[str, str]
 """What a user has said, and how it is said: ("AdamW's lr", "0.01")."""
 
 
-def digest_of_job(request: CompileRequest) -> str:
+def digest_of_job(job_spec: JobSpec) -> str:
     """Return a digest of all that ranks must have in common, before any of them compiles."""
-    graphs = [hash_graph(g) for g in (request.graph, request.evaluation) if g is not None]
-    options = [row for row in request.options.recorded() if row[0] not in _NO_MATTER]
-    parts = [request.options.name, str(request.hardware.ranks.mesh), *graphs, repr(options)]
+    graphs = [hash_graph(g) for g in (job_spec.graph, job_spec.evaluation) if g is not None]
+    options = [row for row in job_spec.options.recorded() if row[0] not in _NO_MATTER]
+    parts = [job_spec.options.name, str(job_spec.hardware.ranks.mesh), *graphs, repr(options)]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 
 def raise_first_difference(
-    group: ProcessGroup, request: CompileRequest, digests: Sequence[object]
+    group: ProcessGroup, job_spec: JobSpec, digests: Sequence[object]
 ) -> NoReturn:
     """Raise what differs first between rank 0 and the first rank that has another digest.
 
@@ -77,41 +77,39 @@ def raise_first_difference(
     """
     rank = next(r for r, digest in enumerate(digests) if digest != digests[0])
     # 8 bytes a node, so 8 MB at most travel.
-    nodes = [*_nodes(request)][:_MOST_NODES]
-    what = f"find what differs in job {request.options.name!r}"
+    nodes = [*_nodes(job_spec)][:_MOST_NODES]
+    what = f"find what differs in job {job_spec.options.name!r}"
     where, hashes = find_source(), b"".join([digest for digest, _ in nodes])
     # All ranks come to both gathers below, also those that are alike: a gather takes every rank.
-    rows = group.all_gather_object(what, (str(where), tuple(_said(request)), hashes))
+    rows = group.all_gather_object(what, (str(where), tuple(_said(job_spec)), hashes))
     (line, ours, first), (there, theirs, other) = [cast("Any", rows[at]) for at in (0, rank)]
     number = _first_apart(first, other)
-    row = _shown(nodes[number][1], request) if number < len(nodes) else ()
+    row = _shown(nodes[number][1], job_spec) if number < len(nodes) else ()
     node_rows = cast("list[Any]", group.all_gather_object(what, row))
     text = _of_said(ours, theirs, rank) or _of_nodes(node_rows[0], node_rows[rank], rank)
     lines = "" if line == there else f" (rank {rank} is at {there}, and rank 0 at {line})"
     raise CompileError(
-        f"{where}: ranks run job {request.options.name!r} differently: {text}{lines}; {_MEND}"
+        f"{where}: ranks run job {job_spec.options.name!r} differently: {text}{lines}; {_MEND}"
     )
 
 
-def _said(request: CompileRequest) -> Iterator[Said]:
+def _said(job_spec: JobSpec) -> Iterator[Said]:
     """Yield what was said, in the order in which it is to be compared."""
-    yield "mesh=", str(request.hardware.ranks.mesh) or "none"
-    job = request.job
-    if job is not None:
-        yield from _of_optimizer(job)
-        for field in fields(JobOptions):
-            if field.name not in (*_NO_MATTER, "mesh"):
-                yield f"{field.name}=", _text(getattr(job, field.name))
-    steps, seconds = request.options.snapshot_every, request.options.snapshot_seconds
+    yield "mesh=", str(job_spec.hardware.ranks.mesh) or "none"
+    yield from _of_optimizer(job_spec.job)
+    for field in fields(JobOptions):
+        if field.name not in (*_NO_MATTER, "mesh"):
+            yield f"{field.name}=", _text(getattr(job_spec.job, field.name))
+    steps, seconds = job_spec.options.snapshot_every, job_spec.options.snapshot_seconds
     period = f"every {steps} steps" if steps else f"every {seconds:g} s" if seconds else "none"
     yield "checkpoint= (every=)", period
-    for name, value in request.options.recorded():
+    for name, value in job_spec.options.recorded():
         if name not in (*_NO_MATTER, "snapshot_every", "snapshot_seconds"):
             words, text = in_words(name, value)
             yield words, _cut(text)
-    yield from _of_batch(request.graph, "batch")
-    if request.evaluation is not None:
-        yield from _of_batch(request.evaluation, "batch of the evaluation")
+    yield from _of_batch(job_spec.graph, "batch")
+    if job_spec.evaluation is not None:
+        yield from _of_batch(job_spec.evaluation, "batch of the evaluation")
 
 
 def _of_batch(graph: Graph, what: str) -> Iterator[Said]:
@@ -151,9 +149,9 @@ def _of_said(ours: Sequence[Said], theirs: Sequence[Said], rank: int) -> str:
     return ""
 
 
-def _nodes(request: CompileRequest) -> Iterator[tuple[bytes, tuple[Graph, Node]]]:
+def _nodes(job_spec: JobSpec) -> Iterator[tuple[bytes, tuple[Graph, Node]]]:
     """Yield a digest of each node, by what it computes and not by its line."""
-    for graph in [graph for graph in (request.graph, request.evaluation) if graph is not None]:
+    for graph in [graph for graph in (job_spec.graph, job_spec.evaluation) if graph is not None]:
         for node in graph.nodes:
             types = [str(graph.types[value]) for value in node.outputs]
             row = [node.op.name, node.inputs, node.attrs.packed, node.stage, node.device, types]
@@ -171,7 +169,7 @@ def _first_apart(one: bytes, other: bytes) -> int:
     return _MOST_NODES
 
 
-def _shown(found: tuple[Graph, Node], request: CompileRequest) -> tuple[Any, ...]:
+def _shown(found: tuple[Graph, Node], job_spec: JobSpec) -> tuple[Any, ...]:
     """Return the description of a node: what it is, its attributes, and the user's line."""
     graph, node = found
     types = ", ".join([str(graph.types[value]) for value in node.outputs])
@@ -179,7 +177,7 @@ def _shown(found: tuple[Graph, Node], request: CompileRequest) -> tuple[Any, ...
     if node.op is VARIABLE:
         what = f"{node.attrs.str_('role')} {node.attrs.str_('name')!r}"
     stage = f" on stage {node.stage}" if node.stage >= 0 else ""
-    where = " of the evaluation" if graph is request.evaluation else ""
+    where = " of the evaluation" if graph is job_spec.evaluation else ""
     attrs = tuple([(name, _text(value)) for name, value in node.attrs.items()])
     if node.op is CONSTANT:
         numbers = constant_array(node).ravel()[:_MOST_CHARACTERS]
@@ -192,7 +190,7 @@ def _of_nodes(first: Sequence[Any], other: Sequence[Any], rank: int) -> str:
         return f"rank {rank} makes other use of the same ops: what is returned or updated differs"
     if not first or not other:
         (what, _, line), has, lacks = (other, rank, 0) if other else (first, 0, rank)
-        return f"rank {has} goes on with {what} ({line}), where rank {lacks} has nothing more"
+        return f"rank {has} continues with {what} ({line}), and rank {lacks} has no further node"
     whats = [first[0], other[0]]
     if whats[0] == whats[1]:
         attrs = [dict(row[1]) for row in (first, other)]
@@ -213,28 +211,28 @@ _AGREED = "agreed"
 _TellableError = CompileError | PlanFormatError | OutOfMemory | DeviceError
 
 
-def plan_for(request: CompileRequest, plans: dict[str, Plan], group: ProcessGroup | None) -> Plan:
+def plan_for(job_spec: JobSpec, plans: dict[str, Plan], group: ProcessGroup | None) -> Plan:
     """Return a plan out of those that this process has, or from the disk, or compile it.
 
     All ranks of `group` call this together; by default it is compiled here. A plan
     that one of several compiles so, by what it measured, is none that they agree on later.
     """
     if group is None:
-        request = request.alone()
+        job_spec = job_spec.alone()
     # No function of the user runs while the choice of kernels is held: whoever it waits for might
     # want to compile. Nor is another rank waited for, which may be a thread of this process.
-    with request.choosing():
-        key = request.key
+    with job_spec.choosing():
+        key = job_spec.key
         in_memory = plans.get(key)
-        plan = in_memory or cached_plan(request)
+        plan = in_memory or cached_plan(job_spec)
         if group is None or group.is_alone:
-            return plans.setdefault(key, plan or compiled_plan(request))
-    plans[key] = agreed_plan(group, request, plan, is_agreed=in_memory is not None)
+            return plans.setdefault(key, plan or compiled_plan(job_spec))
+    plans[key] = agreed_plan(group, job_spec, plan, is_agreed=in_memory is not None)
     return plans[key]
 
 
 def agreed_plan(
-    group: ProcessGroup, request: CompileRequest, found: Plan | None, *, is_agreed: bool = False
+    group: ProcessGroup, job_spec: JobSpec, found: Plan | None, *, is_agreed: bool = False
 ) -> Plan:
     """Return the plan of this rank; all ranks call this together.
 
@@ -244,21 +242,21 @@ def agreed_plan(
     Raises what a rank of them meets with that compiles, on every rank with its text, and
     CompileError where they have not the same job.
     """
-    job = request.options.name
-    own_row = _AGREED if is_agreed else _fingerprint(found), digest_of_job(request)
+    job = job_spec.options.name
+    own_row = _AGREED if is_agreed else _fingerprint(found), digest_of_job(job_spec)
     rows = cast("list[tuple[str, str]]", group.all_gather_object(f"compile job {job!r}", own_row))
     has, digests = [has for has, _ in rows], [digest for _, digest in rows]
     # All ranks see the same digests, so all of them take this branch, or none.
     if len({*digests}) > 1:
-        raise_first_difference(group, request, digests)
+        raise_first_difference(group, job_spec, digests)
     # One fingerprint on all: an empty one would say that nobody has a plan, and then none is found
     # here.
     if found is not None and len({*has}) == 1:
         return found
     own_key, local, error = "", None, None
     try:
-        with request.choosing():
-            own_key, local = _own_class(request)
+        with job_spec.choosing():
+            own_key, local = _own_class(job_spec)
     except _TOLD as caught:
         error = caught
     classes = _heard(group, f"tell its part of job {job!r}", own_key, error)
@@ -272,7 +270,7 @@ def agreed_plan(
     if is_first:
         try:
             found = found or _compiled(
-                request, local, _are_apart(request.hardware.ranks.mesh, classes)
+                job_spec, local, _are_apart(job_spec.hardware.ranks.mesh, classes)
             )
             payload = found.to_bytes() if {*lacking} - {first} else b""
         except _TOLD as caught:
@@ -281,38 +279,38 @@ def agreed_plan(
     plans = _heard(group, f"have the plan of job {job!r}", payload, error)
     if found is not None and (is_first or group.rank not in lacking):
         return found
-    with request.choosing():
-        return _received(plans[first], request, first)
+    with job_spec.choosing():
+        return _received(plans[first], job_spec, first)
 
 
 def _fingerprint(plan: Plan | None) -> str:
     return "" if plan is None else plan.fingerprint
 
 
-def plans_of_classes(request: CompileRequest) -> RankPlans:
+def plans_of_classes(job_spec: JobSpec) -> RankPlans:
     """Return the plans of all ranks of a mesh, each class of them compiled once, in this process.
 
     Raises CompileError.
     """
-    ranks = request.hardware.ranks
+    ranks = job_spec.hardware.ranks
     local: dict[Hashable, LocalGraphs] = {}
-    with request.choosing():
-        keys = classes_of_ranks(request, local)
+    with job_spec.choosing():
+        keys = classes_of_ranks(job_spec, local)
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         are_apart, plans = _are_apart(ranks.mesh, keys), []
         for key in numbers:
-            other = _of_rank(request, keys.index(key))
+            other = _of_rank(job_spec, keys.index(key))
             plans.append(cached_plan(other) or _compiled(other, local.pop(key), are_apart))
     return RankPlans(ranks.mesh, tuple(plans), tuple([numbers[key] for key in keys]))
 
 
-def _of_rank(request: CompileRequest, rank: int) -> CompileRequest:
-    hardware = request.hardware
-    return replace(request, hardware=replace(hardware, ranks=replace(hardware.ranks, rank=rank)))
+def _of_rank(job_spec: JobSpec, rank: int) -> JobSpec:
+    hardware = job_spec.hardware
+    return replace(job_spec, hardware=replace(hardware, ranks=replace(hardware.ranks, rank=rank)))
 
 
 def classes_of_ranks(
-    request: CompileRequest, local: dict[Hashable, LocalGraphs] | None = None
+    job_spec: JobSpec, local: dict[Hashable, LocalGraphs] | None = None
 ) -> tuple[Hashable, ...]:
     """Return, for each rank, the key that ranks with the same plan share; compile no plan.
 
@@ -323,8 +321,8 @@ def classes_of_ranks(
     local = {} if local is None else local
 
     def seen(rank: int) -> Hashable:
-        if request.evaluation is not None:  # which may tell apart who trains alike
-            key, graphs_of_it = _own_class(_of_rank(request, rank))
+        if job_spec.evaluation is not None:  # which may tell apart who trains alike
+            key, graphs_of_it = _own_class(_of_rank(job_spec, rank))
             local.setdefault(key, graphs_of_it)
             return key
         graph = graphs.of(rank)
@@ -332,10 +330,10 @@ def classes_of_ranks(
         local.setdefault(hashes, LocalGraphs(graph))
         return hashes
 
-    with request.choosing():
-        if request.evaluation is not None:
-            return tuple([seen(rank) for rank in range(request.hardware.ranks.count)])
-        graphs = graphs_of_ranks(request.graph, request.hardware, request.options)
+    with job_spec.choosing():
+        if job_spec.evaluation is not None:
+            return tuple([seen(rank) for rank in range(job_spec.hardware.ranks.count)])
+        graphs = graphs_of_ranks(job_spec.graph, job_spec.hardware, job_spec.options)
         return graphs.told_apart(seen)
 
 
@@ -347,30 +345,34 @@ def _are_apart(mesh: Mesh, classes: Sequence[object]) -> bool:
     return len(set(zip(stages, classes, strict=True))) > len(set(stages))
 
 
-def _compiled(request: CompileRequest, local: LocalGraphs | None, are_apart: bool) -> Plan:
+def _compiled(job_spec: JobSpec, local: LocalGraphs | None, are_apart: bool) -> Plan:
     """Compile the plan of a class. What several of them all compute must have the same bits.
 
     So nothing that one class measures chooses the kernels then, which the others may measure
     differently: a product of parameters, as an optimizer makes, would part their values.
     """
-    class_request = replace(request, deterministic=True) if are_apart else request
-    with class_request.choosing():
-        plan = compiled_plan(class_request, local)
-    if class_request is not request:
-        with request.choosing():
-            cache_plan(request, plan)
+    class_spec = job_spec
+    if are_apart:
+        class_spec = replace(job_spec, job=replace(job_spec.job, deterministic=True))
+    with class_spec.choosing():
+        plan = compiled_plan(class_spec, local)
+    if are_apart:
+        with job_spec.choosing():
+            cache_plan(job_spec, plan)
     return plan
 
 
-def _own_class(request: CompileRequest) -> tuple[str, LocalGraphs]:
+def _own_class(job_spec: JobSpec) -> tuple[str, LocalGraphs]:
     """Return the key that ranks with the same plan as this one share, and its local graphs."""
     from compiler.pipeline.pipeline import local_graphs
 
-    hardware = request.hardware
+    hardware = job_spec.hardware
     # The key without the rank's own number, which is all that ranks of one class differ in.
     others = replace(hardware, ranks=replace(hardware.ranks, rank=0))
-    common_key = replace(request, hardware=others).key
-    local = local_graphs(request.graph, hardware, request.options, request.dump, request.evaluation)
+    common_key = replace(job_spec, hardware=others).key
+    local = local_graphs(
+        job_spec.graph, hardware, job_spec.options, job_spec.dump, job_spec.evaluation
+    )
     parts = [common_key, *[text for graph in local if graph is not None for text in _hashes(graph)]]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest(), local
 
@@ -410,22 +412,22 @@ def _row(row: PlainValue, what: str) -> tuple[PlainValue, tuple[PlainValue, ...]
     raise PlanFormatError(f"a rank says {row!r} where it was to {what}; start all from one version")
 
 
-def _received(data: PlainValue, request: CompileRequest, sender: int) -> Plan:
+def _received(data: PlainValue, job_spec: JobSpec, sender: int) -> Plan:
     """Return the plan that another rank has sent, held against what this one would compile.
 
     Raises PlanFormatError, CompileError or OutOfMemory where it is none that runs here.
     """
     where = f"the plan that rank {sender} has compiled"
     plan = Plan.from_bytes(data if isinstance(data, bytes) else b"", where)
-    if plan.graph_hash != (ours := hash_graph(request.graph)):
+    if plan.graph_hash != (ours := hash_graph(job_spec.graph)):
         raise PlanFormatError(
             f"{where} is of graph {plan.graph_hash}, and this rank's is {ours}; run the same script"
             " on all ranks"
         )
-    if plan.mesh.axes != request.hardware.ranks.mesh.axes:
+    if plan.mesh.axes != job_spec.hardware.ranks.mesh.axes:
         raise PlanFormatError(
             f"{where} is for the mesh {plan.mesh}, and this rank's is"
-            f" {request.hardware.ranks.mesh}; run the same script on all ranks"
+            f" {job_spec.hardware.ranks.mesh}; run the same script on all ranks"
         )
     prove(plan)
     if not build(plan):
@@ -434,5 +436,5 @@ def _received(data: PlainValue, request: CompileRequest, sender: int) -> Plan:
             " give all ranks the same compiler, or set ACTORFLOW_NATIVE=0 for all"
         )
     logger.info("plan %r comes from rank %d", plan.name, sender)
-    cache_plan(request, plan)
+    cache_plan(job_spec, plan)
     return plan

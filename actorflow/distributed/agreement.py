@@ -108,7 +108,7 @@ def aborted(failure: RankFailure) -> Aborted:
 
 def left_early(rank: int) -> RankFailure:
     """Return the failure of a rank whose script ended amid a run."""
-    return RankFailure(rank, "has ended its script, where the others train on")
+    return RankFailure(rank, "ended its script while the other ranks train")
 
 
 def listed(ranks: tuple[int, ...]) -> str:
@@ -192,10 +192,12 @@ class CoordinatorState:
 
     Args:
         num_ranks: how many ranks there are.
+        window_steps: how far a rank may be ahead of the last.
     """
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, window_steps: int = WINDOW_STEPS) -> None:
         self.num_ranks = num_ranks
+        self._window_steps = window_steps
         self.failure: RankFailure | None = None
         self._teller: int | None = None
         self._heard: set[int] = set()
@@ -337,8 +339,8 @@ class CoordinatorState:
         return self._fail(
             RankFailure(
                 missing[0],
-                f"did not come within {message.seconds} s to where rank {rank} waits for"
-                f" {listed(missing)} to {name}: it hangs, was stopped, or does something else"
+                f"did not arrive within {message.seconds} s where rank {rank} waits for"
+                f" {listed(missing)} to {name}: it hangs, is stopped, or runs other code"
                 " (ACTORFLOW_RANK_SECONDS sets how long ranks wait for each other)",
             )
         )
@@ -509,8 +511,9 @@ class CoordinatorState:
         # A request while one is still to come is dropped: that one will hold a later state.
         run.is_checkpoint_asked = False
         # By halves of a window, so that not every step of every rank is answered to all.
-        if reached + WINDOW_STEPS - run.granted >= WINDOW_STEPS // 2:
-            run.granted = reached + WINDOW_STEPS
+        window_steps = self._window_steps
+        if reached + window_steps - run.granted >= window_steps // 2:
+            run.granted = reached + window_steps
             sends += self._all(StepsGranted(number, run.granted, False, ""))
         return sends
 

@@ -24,13 +24,13 @@ from actorflow.distributed.messages import (
     MOST_MESSAGE_BYTES,
     FromRank,
     GatherTimedOut,
-    Malformed,
     RankKeys,
     decode,
     encode,
     routing_id,
 )
 from actorflow.environment.settings import is_worth_a_line, logger
+from compiler.contract.codec import DecodeError
 
 _DOMAIN = b"actorflow"
 _DOOR = "inproc://zeromq.zap.01"
@@ -145,8 +145,8 @@ class Coordinator:
                 continue
             try:
                 message: FromRank = decode([frame.buffer for frame in frames], FromRank)
-            except Malformed as error:
-                self._refused(f"rank {rank} sent {error}; it was refused")
+            except DecodeError as error:
+                self._refused(f"a message of rank {rank} was refused: {error}")
                 continue
             if isinstance(message, GatherTimedOut):
                 # Put off: the message of the missing rank may lie behind it, in another connection.

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -131,6 +131,31 @@ class RankProcess:
     is_forced: bool = False
     stopped_at_s: float | None = None
 
+    def send(self, number: int) -> None:
+        """Send a signal, unless the process has exited."""
+        if self.status is None:
+            with suppress(ProcessLookupError):
+                # By pidfd: the number of a process may have been given to another one by now.
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    def kill_group(self) -> None:
+        """Kill the process and all that it started, before `wait`."""
+        # Before the process is reaped: until then nobody else can have its number.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Wait for the exit; return its status, or a negative signal that ended the process."""
+        return self.popen.wait()
+
+    def look_for_stop(self, now_s: float) -> None:
+        """Note whether the process was stopped, or goes on again, since the last look."""
+        flags = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
+        with suppress(ChildProcessError):
+            # Without WEXITED, so the exit status stays for `wait`. Several changes may be queued.
+            while (change := os.waitid(os.P_PIDFD, self.pidfd, flags)) is not None:
+                self.stopped_at_s = now_s if change.si_code == os.CLD_STOPPED else None
+
 
 def start_rank(
     keys: RankKeys,
@@ -165,8 +190,7 @@ def start_rank(
                 stdout=None if is_shown else subprocess.PIPE,
                 stderr=None if is_shown else subprocess.STDOUT,
                 pass_fds=(fd,),
-                # A group of its own, so that `_kill_group` also reaches what the rank itself
-                # started.
+                # A group of its own, so that `kill_group` also reaches what the rank started.
                 process_group=0,
             )
     finally:
@@ -243,15 +267,34 @@ def launch(asked: RankLaunch, environ: Mapping[str, str]) -> int:
     """
     if not hasattr(os, "pidfd_open"):
         raise ActorflowError("'actorflow launch' needs Linux: it watches processes by pidfd")
-    return _Launcher(asked, environ).run()
+    return Launcher(asked, environ, Coordinator(asked.num_ranks, asked.wait_s)).run()
 
 
-class _Launcher:
-    """One launch."""
+class Launcher:
+    """One launch. `run` is all of it: `start`, then a `turn` whenever something came or is due.
 
-    def __init__(self, asked: RankLaunch, environ: Mapping[str, str]) -> None:
+    A turn reads no clock: what it does follows from the time and the events that it is handed.
+
+    Args:
+        asked: what is launched.
+        environ: the environment of the ranks, to which their numbers are added.
+        coordinator: serves the ranks; closed at the end of `run`.
+        start_process: starts a rank's process; see `start_rank`.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        asked: RankLaunch,
+        environ: Mapping[str, str],
+        coordinator: Coordinator,
+        *,
+        start_process: Callable[..., RankProcess] = start_rank,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._asked, self._environ = asked, environ
-        self._coordinator = Coordinator(asked.num_ranks, asked.wait_s)
+        self._coordinator = coordinator
+        self._start_process, self._clock = start_process, clock
         self._ranks: list[RankProcess] = []
         # The handler only appends (atomic under the GIL); the loop reads by index and never
         # removes.
@@ -261,7 +304,7 @@ class _Launcher:
         """Signals that were passed on to ranks, and when each came first (`time.monotonic`)."""
         self._ending_since_s: float | None = None
         self._waiting_since_s: float | None = None
-        self._started_s = time.monotonic()
+        self._started_s = clock()
         self._poller = zmq.Poller()
         for socket in self._coordinator.sockets:
             self._poller.register(socket, zmq.POLLIN)
@@ -271,29 +314,38 @@ class _Launcher:
         with self._woken_by_signals() as bell:
             self._poller.register(bell, zmq.POLLIN)
             try:
-                self._start()
-                now_s = time.monotonic()
-                # Signals before messages before exits: a rank's last words are served before its
-                # death is judged.
+                self.start()
+                timeout_ms = self._timeout_ms(self._clock())
                 while any([rank.status is None for rank in self._ranks]):
-                    events = dict(self._poller.poll(self._timeout_ms(now_s)))
-                    # Once a turn: what falls due while it is looked at is done in the next one.
-                    now_s = time.monotonic()
+                    events = dict(self._poller.poll(timeout_ms))
                     if bell in events:
                         _empty(bell)
-                    self._pass_on_signals(now_s)
-                    self._coordinator.serve()
-                    self._read_output(events)
-                    self._reap(events, now_s)
-                    self._look_for_stopped(now_s)
-                    self._look_for_silent(now_s)
-                    self._escalate(now_s)
-                    self._tell_who_runs(now_s)
+                    # Once a turn: what falls due while it is looked at is done in the next one.
+                    timeout_ms = self.turn(events, self._clock())
             finally:
                 self._end_all()
         return self._verdict()
 
-    def _start(self) -> None:
+    def turn(self, events: Mapping[Any, int], now_s: float) -> int | None:
+        """Do what the events and the time ask for; return the milliseconds until more is due.
+
+        `events` are the sockets and descriptors that can be read. None: nothing will be due unless
+        something comes.
+        """
+        # Signals before messages before exits: a rank's last words are served before its death is
+        # judged.
+        self._pass_on_signals(now_s)
+        self._coordinator.serve()
+        self._read_output(events)
+        self._reap(events, now_s)
+        self._look_for_stopped(now_s)
+        self._look_for_silent(now_s)
+        self._escalate(now_s)
+        self._tell_who_runs(now_s)
+        return self._timeout_ms(now_s)
+
+    def start(self) -> None:
+        """Start the process of each rank. Raises ActorflowError where one cannot be started."""
         cores = sorted(os.sched_getaffinity(0))
         parts = split_cores(cores, self._asked.num_ranks)
         for number in range(self._asked.num_ranks):
@@ -302,7 +354,7 @@ class _Launcher:
             threads = 1 if rank_cores is None else len(rank_cores)
             environ = environment_of(self._environ, keys, self._coordinator.port, threads)
             try:
-                rank = start_rank(keys, self._asked.command, environ, rank_cores)
+                rank = self._start_process(keys, self._asked.command, environ, rank_cores)
             except OSError as error:
                 raise ActorflowError(
                     f"rank {number} of {self._asked.num_ranks} cannot be started: {error}; those"
@@ -336,7 +388,11 @@ class _Launcher:
             os.close(write_end)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._noted.append((number, time.monotonic()))
+        self.note_signal(number, self._clock())
+
+    def note_signal(self, number: int, came_s: float) -> None:
+        """Note a signal to the launcher, for the next turn; callable from a signal handler."""
+        self._noted.append((number, came_s))
 
     def _pass_on_signals(self, now_s: float) -> None:
         while self._num_noted < len(self._noted):
@@ -348,8 +404,8 @@ class _Launcher:
                 self._begin_ending(now_s)  # asked for twice: at once
             self._signals.setdefault(number, came_s)
             for rank in self._ranks:
-                _send(rank, number)
-                _send(rank, signal.SIGCONT)  # one that is stopped could not end, nor the others
+                rank.send(number)
+                rank.send(signal.SIGCONT)  # one that is stopped could not end, nor the others
 
     def _read_output(self, came: Mapping[Any, int]) -> None:
         for rank in self._ranks:
@@ -362,8 +418,8 @@ class _Launcher:
             if rank.status is not None or rank.pidfd not in came:
                 continue
             self._poller.unregister(rank.pidfd)
-            _kill_group(rank)  # what it started and left behind
-            code = rank.popen.wait()
+            rank.kill_group()  # what it started and left behind
+            code = rank.wait()
             rank.status = _BY_SIGNAL - code if code < 0 else code
             self._waiting_since_s = now_s
             if rank.tail is not None:
@@ -378,16 +434,10 @@ class _Launcher:
         for rank in self._ranks:
             if rank.status is not None:
                 continue
-            flags = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
-            with suppress(ChildProcessError):
-                # Without WEXITED, so the exit status stays for Popen.wait. Several changes may be
-                # queued.
-                while (change := os.waitid(os.P_PIDFD, rank.pidfd, flags)) is not None:
-                    is_stopped = change.si_code == os.CLD_STOPPED
-                    rank.stopped_at_s = now_s if is_stopped else None
+            rank.look_for_stop(now_s)
             wait_s, since_s = self._asked.wait_s, rank.stopped_at_s
             if wait_s and since_s is not None and now_s >= since_s + wait_s:
-                text = f"was stopped (SIGSTOP) {wait_s:g} s ago and does not go on"
+                text = f"was stopped (SIGSTOP) {wait_s:g} s ago and has not continued"
                 self._coordinator.lost(rank.rank, text)
 
     def _silent_until_s(self) -> float | None:
@@ -418,10 +468,10 @@ class _Launcher:
         for rank in self._ranks:
             if rank.status is None and now_s >= since_s + 2 * grace_s:
                 rank.is_forced = True
-                _kill_group(rank)
+                rank.kill_group()
             elif rank.status is None and now_s >= since_s + grace_s and not rank.is_forced:
                 rank.is_forced = True
-                _send(rank, signal.SIGTERM)
+                rank.send(signal.SIGTERM)
 
     def _tell_who_runs(self, now_s: float) -> None:
         """Print once which ranks still run long after others ended: they may work, or hang."""
@@ -461,10 +511,9 @@ class _Launcher:
     def _end_all(self) -> None:
         for rank in self._ranks:
             if rank.status is None:
-                _kill_group(rank)
-                # Popen gives -signal for a process that was killed; an exit status is lost, as we
-                # ended it.
-                rank.status = _BY_SIGNAL - min(0, rank.popen.wait())
+                rank.kill_group()
+                # An exit status is lost, as we ended it.
+                rank.status = _BY_SIGNAL - min(0, rank.wait())
             os.close(rank.pidfd)
             if rank.tail is not None:
                 rank.tail.close()
@@ -479,7 +528,7 @@ class _Launcher:
         by_itself = rank.status if rank.status and not rank.is_forced else 1
         # The user asked for this end, so it is no error to print.
         if by_itself - _BY_SIGNAL in self._signals:
-            logger.info("%s, as the launcher was told to", failure.told)
+            logger.info("%s, as requested of the launcher", failure.told)
             return by_itself
         if rank.tail is not None and (text := rank.tail.text()):
             print(f"--- what rank {rank.rank} printed last:\n{text}\n---", file=sys.stderr)
@@ -512,19 +561,6 @@ def _words(code: int) -> str:
     if code == 0:
         return "ended without a word (os._exit?)"
     return f"ended with exit status {code}"
-
-
-def _send(rank: RankProcess, number: int) -> None:
-    if rank.status is None:
-        with suppress(ProcessLookupError):
-            # By pidfd: the number of a process may have been given to another one by now.
-            signal.pidfd_send_signal(rank.pidfd, number)
-
-
-def _kill_group(rank: RankProcess) -> None:
-    # Before the process is reaped: until then nobody else can have its number.
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(rank.popen.pid, signal.SIGKILL)
 
 
 def _empty(bell: int) -> None:

@@ -2,12 +2,13 @@
 
     member = current_rank()            # None where this process is alone
     values = member.all_gather_object("compare plans", b"...")
-    run = member.begin_run(RunCallbacks(grant=..., abort=...))
-    run.reached(1)
-    run.end(1)
+    run = DistributedRun(member, first_step=0, obey=..., abort=...)
+    run.begin()
+    run.report_data_ready(1)
+    run.ended(1)
 
 `all_gather_object` blocks until all ranks have brought a value. A run agrees without blocking: it
-reports its steps and requests to the coordinator, and callbacks receive what holds for all ranks.
+reports its steps and requests to the coordinator, which instructs all ranks alike.
 `actorflow.distributed.agreement` decides that.
 """
 
@@ -21,9 +22,11 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
+from typing import cast
 
 import zmq
 
+from actorflow.distributed.distributed_run import DistributedRun
 from actorflow.distributed.messages import (
     MOST_MESSAGE_BYTES,
     Aborted,
@@ -33,25 +36,23 @@ from actorflow.distributed.messages import (
     GatherEntered,
     GatherTimedOut,
     Hello,
-    Malformed,
+    OfRun,
     RankFailed,
     RankKeys,
     RunReady,
     ScriptEnded,
     StepReached,
     ToRank,
-    Welcome,
     decode,
     encode,
     pack_value,
     routing_id,
-    unpack_value,
 )
-from actorflow.distributed.shared_run import RunCallbacks, SharedRun
 from actorflow.environment.settings import logger
 from actorflow.tensor.tracer import is_users, users_line
 from actors.machine.thread_stacks import MAX_CALLS, StackCall, thread_stacks
 from compiler.contract.attrs import PlainValue
+from compiler.contract.codec import DecodeError, from_msgpack
 from compiler.contract.errors import ActorflowError, InternalError, PeerFailed
 
 # A socket of zmq belongs to one thread. So whoever has something to say puts it into a queue and
@@ -138,11 +139,9 @@ class RankLink:
                 if lost in ready:
                     lost.recv_multipart()
                 if lost in ready and is_known:
-                    raise _unreachable(
-                        keys, "was lost: it had a connection, which the system ended"
-                    )
+                    raise _unreachable(keys, "was lost: the system closed the connection")
                 if not is_known and left_s <= 0:
-                    raise _unreachable(keys, f"did not come about within {wait_s:g} s")
+                    raise _unreachable(keys, f"was not established within {wait_s:g} s")
         except BaseException as error:
             self._broken(error)
         finally:
@@ -181,8 +180,8 @@ class RankLink:
             has_heard = True
             try:
                 message = decode([frame.buffer for frame in frames], ToRank)
-            except Malformed as error:
-                logger.warning("the coordinator sent %s; it was refused", error)
+            except DecodeError as error:
+                logger.warning("a message of the coordinator was refused: %s", error)
                 continue
             self._hear(message)
 
@@ -205,9 +204,9 @@ def shortened(messages: Sequence[FromRank]) -> list[FromRank]:
 def _unreachable(keys: RankKeys, text: str) -> PeerFailed:
     return PeerFailed(
         f"the link of rank {keys.rank} to its coordinator at {keys.endpoint} {text}. Ranks and"
-        " their launcher talk over the loopback device: it may be down, as in a new network"
-        " namespace ('ip link set lo up'), or a firewall drops what is sent there; 'actorflow"
-        " doctor' tries it (ACTORFLOW_RANK_SECONDS sets how long ranks wait)"
+        " their launcher communicate over the loopback device: it may be down, as in a new"
+        " network namespace ('ip link set lo up'), or a firewall drops its packets; 'actorflow"
+        " doctor' tests it (ACTORFLOW_RANK_SECONDS sets how long ranks wait)"
     )
 
 
@@ -284,7 +283,7 @@ class RankClient:
         # Guards a meeting from its number to its answer: two threads of a rank never meet at once.
         self._lock = threading.Lock()
         self._num_meetings = self._num_runs = 0
-        self._runs: tuple[SharedRun, ...] = ()
+        self._runs: tuple[DistributedRun, ...] = ()
         """Those that are open: several, where a script steps several plans in turn."""
         self._failure: ActorflowError | None = None
         self._has_told = self._has_left = self._is_broken = False
@@ -335,24 +334,28 @@ class RankClient:
                 # None only wakes: `leave` and `_abort` put it. An older number is of a call that
                 # was interrupted.
                 if reply is not None and reply.number == number:
-                    return [unpack_value(one) for one in reply.values]
+                    return [cast("PlainValue", from_msgpack(one)) for one in reply.values]
 
-    def begin_run(self, callbacks: RunCallbacks, *, first_step: int = 0) -> SharedRun:
-        """Meet the others for a run, whose next step is `first_step` + 1, and return it.
+    def begin_run(self, run: DistributedRun) -> None:
+        """Meet the others for a run, and number it.
 
         All ranks begin their runs in the same order; several may be open at a time. Waits for the
         others as `all_gather_object` does, so that one that does not come is found, and raises
         what that raises.
         """
         self._num_runs += 1
-        self.all_gather_object(f"begin run {self._num_runs} of its script", first_step)
-        run = SharedRun(self._num_runs, callbacks, self._link.say, first_step)
+        number = self._num_runs
+        self.all_gather_object(f"begin run {number} of its script", run.first_step)
+        run.number = number
         # A new tuple: the link's thread iterates over the old one without a lock.
         self._runs = (*[other for other in self._runs if not other.is_over], run)
-        self._link.say(RunReady(run.number, first_step))
+        self.say(RunReady(number, run.first_step))
         if self._failure is not None:  # it came while the run was made, and found none to abort
             run.abort(self._failure)
-        return run
+
+    def say(self, message: FromRank) -> None:
+        """Send a message to the coordinator. Does not wait for it, and takes no lock."""
+        self._link.say(message)
 
     def fail(self, error: BaseException, *, op: str = "", line: str = "", shown: str = "") -> bool:
         """Report to the other ranks that this rank has failed; their runs are aborted.
@@ -415,9 +418,8 @@ class RankClient:
             raise self._failure
         if self._has_left:
             raise PeerFailed(
-                f"rank {self.rank} has ended its script, which the others were told: nothing more"
-                " can be done with them. Train in the script itself, or in threads that are no"
-                " daemons"
+                f"rank {self.rank} has ended its script and left the process group, so it can"
+                " train no more. Train in the script itself, or in threads that are not daemons"
             )
 
     def _check_process(self) -> None:
@@ -440,7 +442,7 @@ class RankClient:
                     f"rank {self.rank} is here:\n{user_stack_dump()}", file=sys.stderr, flush=True
                 )
             self._abort(PeerFailed(message.text, rank=message.rank))
-        elif not isinstance(message, Welcome):
+        elif isinstance(message, OfRun):
             for run in self._runs:
                 run.hear(message)
 

@@ -8,15 +8,31 @@ Steps are the user's: steps of training, in all, whatever the first of the run w
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields, is_dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, get_args
 
-import msgpack
-
+from compiler.contract.codec import (
+    Bounds,
+    DecodeError,
+    from_msgpack,
+    from_row,
+    text_where,
+    to_msgpack,
+    to_row,
+    unexpected,
+)
 from compiler.contract.errors import InternalError
+
+_MOST_TEXT = 1 << 16
+
+Words = Annotated[
+    str, text_where(lambda text: len(text) <= _MOST_TEXT, f"at most {_MOST_TEXT} characters")
+]
+"""A text of any characters, which a sender cuts."""
+
+Number = Annotated[int, Bounds(0, (1 << 62) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +48,10 @@ class GatherEntered:
     `where` is the user's line there, of each its own, or nothing.
     """
 
-    number: int
-    name: str
+    number: Number
+    name: Words
     value: bytes
-    where: str = ""
+    where: Words = ""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.where})" if self.where else self.name
@@ -45,39 +61,39 @@ class GatherEntered:
 class GatherTimedOut:
     """A rank has waited for so many seconds in all at a meeting, which is enough."""
 
-    number: int
-    seconds: int
+    number: Number
+    seconds: Number
 
 
 @dataclass(frozen=True, slots=True)
 class RunReady:
     """A rank is ready for a run whose next step comes after `first_step`."""
 
-    run: int
-    first_step: int
+    run: Number
+    first_step: Number
 
 
 @dataclass(frozen=True, slots=True)
 class StepReached:
     """A rank has come to a step, and so to all before it: it has the data of that."""
 
-    run: int
-    step: int
+    run: Number
+    step: Number
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
     """A rank asks for the end of the run, for a reason."""
 
-    run: int
-    reason: str
+    run: Number
+    reason: Words
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequested:
     """A rank asks for a checkpoint."""
 
-    run: int
+    run: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +103,9 @@ class DataEnded:
     `why` says what ended the data before its last batch, or nothing.
     """
 
-    run: int
-    step: int
-    why: str = ""
+    run: Number
+    step: Number
+    why: Words = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +115,8 @@ class LastStarted:
     So the end may be there, although more was granted: its source does not answer, or another's.
     """
 
-    run: int
-    step: int
+    run: Number
+    step: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +126,8 @@ class DataGivenUp:
     Its source does not answer, or another's; what the source still brings is dropped.
     """
 
-    run: int
-    step: int
+    run: Number
+    step: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +138,20 @@ class BatchDigest:
     that the user has written since the step before, 0 for none, and `wrote` the last line that did.
     """
 
-    run: int
-    step: int
-    digest: int
-    line: str
-    written: int = 0
-    wrote: str = ""
+    run: Number
+    step: Number
+    digest: Number
+    line: Words
+    written: Number = 0
+    wrote: Words = ""
 
 
 @dataclass(frozen=True, slots=True)
 class DataRemains:
     """A rank has data for a step that comes after the end of another's."""
 
-    run: int
-    step: int
+    run: Number
+    step: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +161,11 @@ class RankFailed:
     `op` and `line` say where, or nothing; `shown` is what its user is shown.
     """
 
-    rank: int
-    text: str
-    op: str
-    line: str
-    shown: str
+    rank: Number
+    text: Words
+    op: Words
+    line: Words
+    shown: Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +196,14 @@ FromRank = (
 class Welcome:
     """The coordinator knows this rank."""
 
-    num_ranks: int
+    num_ranks: Number
 
 
 @dataclass(frozen=True, slots=True)
 class GatherDone:
     """All ranks have come to a meeting; their values, by rank."""
 
-    number: int
+    number: Number
     values: tuple[bytes, ...]
 
 
@@ -195,66 +211,66 @@ class GatherDone:
 class StepsGranted:
     """A run may begin so many steps in all; with `is_last` never more, for a reason."""
 
-    run: int
-    steps: int
+    run: Number
+    steps: Number
     is_last: bool
-    reason: str
+    reason: Words
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAt:
     """Every rank writes the state after this step, which none has begun yet."""
 
-    run: int
-    step: int
+    run: Number
+    step: Number
 
 
 @dataclass(frozen=True, slots=True)
 class HoldRequested:
     """A rank of a run that is to stop holds; all others do so, too, and say LastStarted."""
 
-    run: int
+    run: Number
 
 
 @dataclass(frozen=True, slots=True)
 class EndAt:
     """A run that holds ends after this step, which a rank has begun, and none has gone beyond."""
 
-    run: int
-    step: int
+    run: Number
+    step: Number
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUpData:
     """A rank of a run that is to stop has given up its data; all others do so, and say it."""
 
-    run: int
+    run: Number
 
 
 @dataclass(frozen=True, slots=True)
 class CutAt:
     """A run ends after this step, of which all ranks have the data, and drops later ones."""
 
-    run: int
-    step: int
+    run: Number
+    step: Number
 
 
 @dataclass(frozen=True, slots=True)
 class PeerDataEnded:
     """A rank's run has no step after this one; a rank that has data for more answers."""
 
-    run: int
-    step: int
+    run: Number
+    step: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
     """The job has failed, by a rank, somewhere or nowhere."""
 
-    rank: int
-    text: str
-    op: str
-    line: str
+    rank: Number
+    text: Words
+    op: Words
+    line: Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +278,10 @@ class Ack:
     """What this rank said last, that it failed or left, was heard: it may end."""
 
 
-OfRun = StepsGranted | CheckpointAt | HoldRequested | EndAt | GiveUpData | CutAt | PeerDataEnded
+Instruction = StepsGranted | CheckpointAt | HoldRequested | EndAt | GiveUpData | CutAt
+"""What all ranks of a run are to do."""
+
+OfRun = Instruction | PeerDataEnded
 """What it says of a run."""
 
 ToRank = Welcome | GatherDone | OfRun | Aborted | Ack
@@ -284,8 +303,8 @@ class RankKeys:
     `wait_s` is how long ranks wait for each other, 0 for ever.
     """
 
-    rank: int
-    num_ranks: int
+    rank: Number
+    num_ranks: Number
     endpoint: str
     server_public: bytes
     public: bytes
@@ -302,7 +321,7 @@ def write_keys_fd(keys: RankKeys) -> int:
     """Return a descriptor for a child process, which reads the keys from it once."""
     # CLOEXEC keeps it out of every child but the rank, to which Popen hands it by `pass_fds`.
     fd = os.memfd_create("actorflow-rank", os.MFD_CLOEXEC)
-    os.write(fd, msgpack.packb(astuple(keys)))
+    os.write(fd, to_msgpack(to_row(keys)))
     # The child shares the offset of this descriptor and reads from where it stands.
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
@@ -317,15 +336,14 @@ def read_keys_fd(fd: int) -> RankKeys:
         with os.fdopen(fd, "rb") as file:
             # The number of the descriptor is an argument, so what it names may be any file: read it
             # bounded.
-            row = msgpack.unpackb(file.read(_MOST_BYTES))
-        return RankKeys(*row)
-    except (OSError, ValueError, TypeError, msgpack.UnpackException) as error:
-        raise InternalError(f"descriptor {fd} holds no keys of a rank: {error!r}") from None
+            return from_row(RankKeys, from_msgpack(file.read(_MOST_BYTES)))
+    except (OSError, DecodeError) as error:
+        raise InternalError(f"descriptor {fd} holds no keys of a rank: {error}") from None
 
 
-# The wire: an array of msgpack, and a frame of its own for everything of bytes. Nothing that comes
-# is trusted: a message is decoded by the types of its fields, and whatever does not fit them is
-# refused in words. There is no pickle on this wire.
+# The wire: a row in msgpack, and a frame of its own for everything of bytes, so that values are not
+# packed twice. Nothing that comes is trusted: what does not fit the fields of a message is refused.
+# There is no pickle on this wire.
 
 VERSION = 2
 MOST_MESSAGE_BYTES = 256 << 20
@@ -334,118 +352,68 @@ MOST_FRAME_BYTES = MOST_MESSAGE_BYTES - (1 << 10)
 """Of a value that a rank brings to a meeting, a plan has some megabytes; encryption adds to it."""
 MOST_HEAD_BYTES = 1 << 20
 """Of the part of a message that is no value."""
-_MOST_TEXT = 1 << 16
-_MOST_INT = 1 << 62
-
-_KINDS = {
-    name: kind
-    for name, kind in sorted(globals().items())
-    if inspect.isclass(kind) and is_dataclass(kind) and kind.__module__ == __name__
-}
-
-M = TypeVar("M")
-
-
-class Malformed(Exception):
-    """What came over the wire is no message; says what is wrong with it."""
 
 
 def encode(message: FromRank | ToRank) -> list[bytes]:
-    """Return the frames of a message. Texts that are too long are cut."""
-    type_: type[Any] = type(message)
-    head: list[Any] = [VERSION, type_.__name__]
+    """Return the frames of a message. Texts that are too long are cut, and broken ones mended."""
+    head: list[Any] = [VERSION, type(message).__name__]
     frames: list[bytes] = []
-    # The head holds the plain fields in their order; bytes follow as frames, so values are not
-    # packed twice.
-    for name, kind in _fields(type_):
-        value: Any = getattr(message, name)
-        if kind == "bytes":
+    for value in to_row(message):
+        if isinstance(value, bytes):
             frames.append(value)
-        elif kind == "tuple[bytes, ...]":
+        elif isinstance(value, tuple):
             frames.extend(value)
+        elif isinstance(value, str):
+            head.append(value[:_MOST_TEXT].encode(errors="replace").decode())
         else:
-            head.append(value[:_MOST_TEXT] if kind == "str" else value)
-    return [msgpack.packb(head, unicode_errors="replace"), *frames]
+            head.append(value)
+    return [to_msgpack(head), *frames]
 
 
 def decode(frames: Sequence[bytes | memoryview], kinds: Any) -> Any:
     """Return the message of some frames, one of `kinds`: a union of classes of messages.
 
-    Raises Malformed.
+    Raises DecodeError.
     """
     if not frames:
-        raise Malformed("no frame at all")
-    kind, values = _head(frames[0])
-    # issubclass takes a union of classes; so a rank cannot send what only the coordinator may say.
-    if kind is None or not issubclass(kind, kinds):
-        raise Malformed("a kind of message that nobody may send here")
-    rest, fields = list(frames[1:]), list[Any]()
-    for name, type_ in _fields(kind):
-        if type_ == "bytes":
-            if not rest:
-                raise Malformed(f"{kind.__name__} without its {name}")
-            fields.append(bytes(rest.pop(0)))
-        elif type_ == "tuple[bytes, ...]":
-            fields.append(tuple([bytes(frame) for frame in rest]))
+        raise DecodeError("a message has no frame at all")
+    if len(frames[0]) > MOST_HEAD_BYTES:
+        raise DecodeError(f"a head has {len(frames[0])} bytes, more than {MOST_HEAD_BYTES}")
+    head = from_msgpack(frames[0])
+    if not isinstance(head, tuple) or len(head) < 2:
+        raise unexpected(head, "a row of a version, a kind and fields", "a head")
+    version, name, *values = head
+    if type(version) is not int or version != VERSION:
+        raise unexpected(version, f"version {VERSION} of messages", "the version")
+    # Of `kinds` alone, so a rank cannot send what only the coordinator may say.
+    kind = next((kind for kind in get_args(kinds) if kind.__name__ == name), None)
+    if kind is None:
+        raise unexpected(name, "a message that may be sent here", "its kind")
+    rest, row = [bytes(frame) for frame in frames[1:]], list[Any]()
+    for field in fields(kind):
+        if field.type == "tuple[bytes, ...]":
+            row.append(tuple(rest))
             rest = []
-        elif not values:
-            raise Malformed(f"{kind.__name__} without its {name}")
-        else:
-            fields.append(_checked(values.pop(0), type_, f"{name} of {kind.__name__}"))
-    if rest or values:
-        raise Malformed(f"{kind.__name__} with more than it has fields")
-    return kind(*fields)
+            continue
+        source = rest if field.type == "bytes" else values
+        row += source[:1]
+        del source[:1]
+    # What is missing or left over shows in the length of the row.
+    return from_row(kind, (*row, *values, *rest))
 
 
 def pack_value(value: Any, name: str) -> bytes:
     """Pack what a rank brings to a meeting. Raises ValueError where it cannot travel."""
     try:
-        packed: bytes = msgpack.packb(value)
+        packed = to_msgpack(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(
-            f"what a rank brings to {name!r} is made of numbers, texts, bytes, None and tuples:"
-            f" {error}"
+            f"the value of a rank for {name!r} must consist of numbers, texts, bytes, None and"
+            f" tuples: {error}"
         ) from None
     if len(packed) > MOST_FRAME_BYTES:
         raise ValueError(
-            f"what a rank brings to {name!r} has {len(packed):,} bytes; at most"
-            f" {MOST_FRAME_BYTES:,} travel"
+            f"the value of a rank for {name!r} has {len(packed):,} bytes; a message has"
+            f" {MOST_FRAME_BYTES:,} at most"
         )
     return packed
-
-
-def unpack_value(packed: bytes) -> Any:
-    """Return what was packed, with tuples for sequences. Raises Malformed."""
-    try:
-        return msgpack.unpackb(packed, use_list=False, strict_map_key=True)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise Malformed(f"a value that cannot be unpacked ({type(error).__name__})") from None
-
-
-def _head(frame: bytes | memoryview) -> tuple[type[Any] | None, list[Any]]:
-    if len(frame) > MOST_HEAD_BYTES:
-        raise Malformed(f"a head of {len(frame)} bytes, where at most {MOST_HEAD_BYTES} come")
-    try:
-        head = msgpack.unpackb(frame)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise Malformed(f"no msgpack ({type(error).__name__})") from None
-    if not isinstance(head, list) or len(head) < 2:
-        raise Malformed("no array of a version, a kind and fields")
-    version, name, *values = head
-    if type(version) is not int or version != VERSION:
-        raise Malformed(f"another version than {VERSION}")
-    return _KINDS.get(name) if isinstance(name, str) else None, values
-
-
-def _checked(value: Any, kind: str, what: str) -> Any:
-    if type(value).__name__ != kind:  # a bool is no int here
-        raise Malformed(f"{what} is no {kind}")
-    if kind == "int" and not 0 <= value < _MOST_INT:
-        raise Malformed(f"{what} is beyond what it can be")
-    if kind == "str" and len(value) > _MOST_TEXT:
-        raise Malformed(f"{what} is too long")
-    return value
-
-
-def _fields(kind: type[Any]) -> list[tuple[str, str]]:
-    return [(field.name, str(field.type)) for field in fields(kind)]

@@ -1,15 +1,14 @@
 """One process among the ranks that run a job together.
 
 `ProcessGroup` is this process, alone or one of several. Before a run all ranks compare plan, data,
-steps and first values; in a run `DistributedRun` says what this rank does, and hears what all have
-decided.
+steps and first values.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +16,13 @@ import numpy as np
 
 from actorflow.data import DataSource
 from actorflow.data.source import content_hash
-from actorflow.distributed.shared_run import BatchDigestReporter
 from actorflow.environment.native import toolchain_of
 from actorflow.environment.settings import MOST_SECONDS, Settings
 from actorflow.tensor.tracer import find_source
-from actors.machine.errors import ActorFailed
-from actors.machine.protocol import AllGatherObject, Communicator
+from actors.machine.protocol import AllGatherObject, Communicator, OpenDevice
 from compiler.contract.attrs import PlainValue
 from compiler.contract.errors import CompileError, DeviceError, InternalError, PlanFormatError
-from compiler.contract.placement import HOST, Mesh
+from compiler.contract.placement import HOST, STAGE, DeviceKind, Mesh
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import ActorKind
 from compiler.contract.rank_plans import RankPlans
@@ -33,7 +30,6 @@ from compiler.verify.cross_rank import verify_ranks
 
 if TYPE_CHECKING:
     from actorflow.distributed.member import RankClient
-    from actorflow.distributed.shared_run import RunCallbacks, SharedRun
 
 
 _HASH = re.compile("[0-9a-f]{12,}")
@@ -87,13 +83,10 @@ class ProcessGroup:
         self, rank: int, gather: AllGatherObject, member: RankClient | None = None
     ) -> None:
         self.rank = rank
+        self.is_first = rank == 0
+        """Whether this is the rank that writes checkpoints."""
         self.member = member
         self._gather = gather
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is rank 0, which alone writes checkpoints."""
-        return self.rank == 0
 
     @property
     def is_alone(self) -> bool:
@@ -104,30 +97,49 @@ class ProcessGroup:
         """Return the values of all ranks, by rank; as `AllGatherObject`."""
         return self._gather(name, value)
 
-    def communicator(self, plan: Plan, settings: Settings) -> Communicator | None:
+    def communicator(
+        self, plan: Plan, settings: Settings, devices: Sequence[OpenDevice]
+    ) -> Communicator | None:
         """Return a new end of the transport to the other ranks, where a plan meets them.
 
-        Raises DeviceError where there can be none.
+        `devices` are open. Raises DeviceError where there can be none.
         """
-        meeting = [actor for actor in plan.actors if actor.kind is ActorKind.COMM]
+        meeting = {
+            plan.streams[actor.stream].device: plan.sources[actor.launches[0].source]
+            for actor in plan.actors
+            if actor.kind is ActorKind.COMM
+        }
         if not meeting:
             return None
-        for actor in meeting:
-            device = plan.streams[actor.stream].device
-            if device != HOST:
-                raise DeviceError(
-                    f"{plan.sources[actor.launches[0].source]}: plan {plan.name!r} has what its"
-                    f" ranks tell each other on {device}, and they meet in the host's memory alone:"
-                    " leave out device=, devices= and ACTORFLOW_DEVICE, or mesh="
-                )
-        # Imported late: a plan without collectives needs no compiler on the machine.
-        from actors.collectives.shared_memory import SharedMemory  # which builds C
-
-        toolchain = toolchain_of(settings)
+        places = ", ".join(map(str, meeting))
+        device, line = next(iter(meeting.items()))
+        if len(meeting) > 1 or device.kind is DeviceKind.SIM:
+            raise DeviceError(
+                f"{line}: plan {plan.name!r} has collectives on {places}, and ranks communicate"
+                " through host memory, or between one GPU each: leave out device=, devices= and"
+                ' ACTORFLOW_DEVICE, or mesh=, or give device="cuda"'
+            )
         # 0 stands for ever in the settings; the transport takes a deadline in any case.
         wait_s = settings.rank_seconds or MOST_SECONDS
-        return SharedMemory(
-            self.rank, plan.mesh, self.all_gather_object, toolchain, deadline_s=wait_s
+        # Imported late: a plan without collectives needs no compiler on the machine.
+        if device == HOST:
+            from actors.collectives.shared_memory import SharedMemory  # which builds C
+
+            toolchain = toolchain_of(settings)
+            return SharedMemory(
+                self.rank, plan.mesh, self.all_gather_object, toolchain, deadline_s=wait_s
+            )
+        if STAGE in plan.mesh.names and (settings.sync or settings.trace is not None):
+            raise DeviceError(
+                f"{line}: plan {plan.name!r} has stages on GPUs. ACTORFLOW_SYNC and ACTORFLOW_TRACE"
+                " wait after each launch, so two stages would wait for data from each other: unset"
+                " them"
+            )
+        from actors.collectives.nccl import NcclCommunicator
+
+        gpu: Any = next(opened for opened in devices if opened.device == device)
+        return NcclCommunicator(
+            self.rank, plan.mesh, self.all_gather_object, gpu, deadline_s=wait_s
         )
 
 
@@ -323,92 +335,3 @@ def _check_equal(what: str, values: list[Any], mend: str) -> None:
                 f"{find_source()}: rank {rank} has {what} {value!r}, rank 0 has {values[0]!r};"
                 f" {mend}"
             )
-
-
-# Steps begin where all ranks may begin them, and the run ends after one and the same step on each:
-# a stop that one asks for is granted to all, at the edge of what has been granted so far. A rank
-# that fails ends the others at once, and they raise what it raised (`actorflow.distributed`).
-
-
-class DistributedRun:
-    """This rank's side of a run; steps are counted from the beginning of training.
-
-    Args:
-        member: the rank.
-        first_step: the step before the run's first.
-        callbacks: what the run is told.
-
-    `asked` is why this rank asked for the end, if it did.
-    """
-
-    def __init__(self, member: RankClient, first_step: int, callbacks: RunCallbacks) -> None:
-        self._member = member
-        self._first_step = first_step
-        self._callbacks = callbacks
-        self._shared: SharedRun | None = None
-        self.asked = ""
-
-    def begin(self) -> None:
-        """Meet the others for the run. Raises PeerFailed where one does not come."""
-        self._shared = self._member.begin_run(self._callbacks, first_step=self._first_step)
-        if self.asked:
-            self._shared.ask_stop(self.asked)
-
-    def report_data_ready(self, step: int) -> None:
-        """Report that a step has its data, before it begins; more can be granted."""
-        if self._shared is not None:
-            self._shared.fed(step)
-            self._shared.reached(step)
-
-    def batches(self, lines: Mapping[str, str]) -> BatchDigestReporter:
-        """Return what sees whole batches, and tells them; `lines` are those that read the fields.
-
-        Where the user gives them one by one, all are told.
-        """
-        line, is_every = next(iter(lines.values()), ""), self._callbacks.is_stepped
-        return BatchDigestReporter(self._given, line, self._first_step, is_every=is_every)
-
-    def _given(self, *told: Any) -> None:
-        if self._shared is not None:
-            self._shared.given(*told)
-
-    def data_ended(self, step: int, why: str) -> None:
-        """Report that there is no data after a step, and the reason, if there is one."""
-        if self._shared is not None:
-            self._shared.data_ended(step, why)
-
-    def report_last_started(self, step: int) -> None:
-        """Report the last step that has begun; no later one begins before all have reported."""
-        if self._shared is not None:
-            self._shared.would_end(step)
-
-    def data_given_up(self, step: int) -> None:
-        """Report the step with the last data that this rank takes; the run may be cut after it."""
-        if self._shared is not None:
-            self._shared.data_given_up(step)
-
-    def ask_stop(self, reason: str) -> None:
-        """Ask for the end on all ranks. Takes no lock, so a signal handler may call it."""
-        self.asked = self.asked or reason
-        if self._shared is not None:
-            self._shared.ask_stop(reason)
-
-    def ask_checkpoint(self) -> None:
-        """Ask for a checkpoint of all ranks after one and the same step."""
-        if self._shared is not None:
-            self._shared.ask_checkpoint()
-
-    def ended(self, step: int) -> None:
-        """Report that the run has ended without an error."""
-        if self._shared is not None:
-            self._shared.end(step)
-
-    def report_failure(self, error: BaseException) -> BaseException:
-        """Report an error to the other ranks; return the first error of the job, to be raised."""
-        if isinstance(error, ActorFailed):
-            self._member.fail(error, op=error.op, line=str(error.source))
-        else:
-            self._member.fail(error)
-        first = self._member.failure
-        is_others = first is not None and getattr(first, "rank", None) != self._member.rank
-        return first if first is not None and is_others else error

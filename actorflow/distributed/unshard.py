@@ -19,7 +19,7 @@ import os
 import select
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
@@ -30,6 +30,7 @@ from actorflow.compile.plan_facts import saved_variables
 from actorflow.distributed.process_group import ProcessGroup
 from actors.machine.protocol import AllGatherObject
 from compiler.contract.attrs import PlainValue
+from compiler.contract.codec import from_row, to_row
 from compiler.contract.errors import InternalError, PeerFailed
 from compiler.contract.placement import Mesh
 from compiler.contract.plan import Plan
@@ -58,11 +59,6 @@ class LocalShard:
     dtype: str
     shape: tuple[int, ...]
     splits: tuple[tuple[str, int], ...]
-
-    @property
-    def row(self) -> PlainValue:
-        """What travels."""
-        return self.name, self.dtype, self.shape, self.splits
 
     @property
     def itemsize(self) -> int:
@@ -99,23 +95,31 @@ def shard_values(plan: Plan, values: Mapping[str, Array], rank: int) -> dict[str
 
 
 def all_gather_variables(
-    plan: Plan, arrays: Mapping[str, Array], gather: AllGatherObject, rank: int
+    plan: Plan,
+    arrays: Mapping[str, Array],
+    gather: AllGatherObject,
+    rank: int,
+    *,
+    message_bytes: int = MESSAGE_BYTES,
 ) -> dict[str, Array]:
     """Return whole variables of which `arrays` has what this rank has; equal on all ranks.
 
     All ranks call it with the variables of their own plans, after the same step; one that a rank
     does not have comes to it all the same. A variable that every rank holds whole is returned as it
-    is; the rest is new and read-only. Holds one copy of the wholes. Raises PeerFailed as `gather`,
+    is; the rest is new and read-only. Holds one copy of the wholes, and tells about
+    `message_bytes` in a message. Raises PeerFailed as `gather`,
     and InternalError if ranks disagree on the variables.
     """
     # The same table on all ranks, so the rounds below are as many on each: nobody waits alone.
     owners = shard_owners(plan.mesh, _held(plan, arrays), gather)
     num_ranks = plan.mesh.num_ranks
     whole = {name: array for name, array in arrays.items() if not owners.get(name)}
-    for names in _batched([(name, tellers) for name, tellers in owners.items() if tellers]):
-        joined = {n: _empty(owners[n]) for n in names}
+    for names in _batched(
+        [(name, tellers) for name, tellers in owners.items() if tellers], message_bytes
+    ):
+        joined = {n: _empty(owners[n], np.empty) for n in names}
         queues = [[(n, p) for n in names for r, p in owners[n] if r == o] for o in range(num_ranks)]
-        _exchange(queues, joined, arrays, gather, rank)
+        _exchange(queues, joined, arrays, gather, rank, message_bytes)
         for name, array in joined.items():
             array.flags.writeable = False
             whole[name] = array
@@ -130,10 +134,12 @@ def shard_owners(
     The first rank that holds a distinct shard sends it. A variable that every rank holds whole has
     no sender. All ranks call this with what they hold. Raises as `all_gather_variables`.
     """
-    answers = gather("tell what it has of variables", tuple([shard.row for shard in held]))
+    answers = gather("tell what it has of variables", tuple([to_row(shard) for shard in held]))
     table = [_table(rows) for rows in answers]
     if len(answers) != mesh.num_ranks:
-        raise InternalError(f"{len(answers)} ranks tell their parts, of a mesh of {mesh.num_ranks}")
+        raise InternalError(
+            f"{len(answers)} ranks sent their shards, and the mesh has {mesh.num_ranks} ranks"
+        )
     return {name: _tellers(name, table, mesh) for name in _names(table)}
 
 
@@ -147,7 +153,7 @@ def _held(plan: Plan, arrays: Mapping[str, Array]) -> Iterator[LocalShard]:
 
 def _table(rows: PlainValue) -> dict[str, LocalShard]:
     """Return what a rank says that it has, by name."""
-    shards = [LocalShard(*row) for row in cast("tuple[Any, ...]", rows)]
+    shards = [from_row(LocalShard, row) for row in cast("tuple[Any, ...]", rows)]
     return {shard.name: shard for shard in shards}
 
 
@@ -199,20 +205,20 @@ def check_cover(name: str, shape: tuple[int, ...], parts: Sequence[ShardTransfer
         count[tuple([slice(cuts[row.start], cuts[row.stop]) for cuts, row in rows])] += 1
     if (count != 1).any():
         raise InternalError(
-            f"the parts of variable {name!r} {list(shape)} that ranks tell do not make it up, each"
+            f"the shards of variable {name!r} {list(shape)} that ranks sent do not cover each"
             f" element once: {[str(part.own) for part in parts]}"
         )
 
 
 def _batched(
-    told: Iterable[tuple[str, Sequence[tuple[int, ShardTransfer]]]],
+    told: Iterable[tuple[str, Sequence[tuple[int, ShardTransfer]]]], message_bytes: int
 ) -> Iterator[list[str]]:
     """Yield names of variables that go together: small ones share their messages."""
     batch: list[str] = []
     size_bytes = 0
     for name, tellers in told:
         variable_bytes = sum([piece.size_bytes for _, piece in tellers])
-        if batch and size_bytes + variable_bytes > MESSAGE_BYTES:
+        if batch and size_bytes + variable_bytes > message_bytes:
             yield batch
             batch, size_bytes = [], 0
         batch.append(name)
@@ -221,9 +227,9 @@ def _batched(
         yield batch
 
 
-def _empty(tellers: Sequence[tuple[int, ShardTransfer]]) -> Array:
+def _empty(tellers: Sequence[tuple[int, ShardTransfer]], allocate: Allocate) -> Array:
     shard = tellers[0][1].held
-    return np.empty(shard.shape, shard.dtype)
+    return allocate(shard.shape, shard.dtype)
 
 
 def _exchange(
@@ -232,12 +238,13 @@ def _exchange(
     arrays: Mapping[str, Array],
     gather: AllGatherObject,
     rank: int,
+    message_bytes: int,
 ) -> None:
     """Send this rank's shards and write all ranks' into `joined`, in rounds of bounded size."""
     payload = b"".join([_piece_bytes(name, piece, arrays[name]) for name, piece in queues[rank]])
     sizes = [sum([piece.size_bytes for _, piece in queue]) for queue in queues]
     # The limit is of all ranks together, since each receives what all tell.
-    step = max(1, MESSAGE_BYTES // len(queues))
+    step = max(1, message_bytes // len(queues))
     received = [bytearray() for _ in queues]
     for begin in range(0, max(sizes), step):
         what = f"tell its parts of {', '.join(joined)}"
@@ -247,7 +254,7 @@ def _exchange(
             # last is.
             size = min(step, max(0, sizes[other] - begin))
             if not isinstance(part, bytes) or len(part) != size:
-                raise InternalError(f"rank {other} did not tell {size} bytes of its variables")
+                raise InternalError(f"rank {other} did not send {size} bytes of its variables")
             received[other] += part
     for queue, buffer in zip(queues, received, strict=True):
         begin = 0
@@ -259,7 +266,7 @@ def _exchange(
 def _piece_bytes(name: str, piece: ShardTransfer, array: Array) -> bytes:
     if array.shape != piece.shape:
         raise InternalError(
-            f"variable {name!r} is {list(array.shape)} here, where this rank's part is"
+            f"variable {name!r} is {list(array.shape)}, and the shard of this rank is"
             f" {list(piece.shape)}"
         )
     return array.tobytes()
@@ -271,6 +278,10 @@ _HEAD = struct.Struct("<q")
 """Before the parts of a snapshot: its step."""
 
 
+Allocate = Callable[[tuple[int, ...], str], Array]
+"""From a shape and a dtype to an array."""
+
+
 class ShardGatherer:
     """A rank's end of the pipes through which shards reach the first rank.
 
@@ -278,15 +289,28 @@ class ShardGatherer:
     one thread. `stop` may be called from any other.
 
     Args:
-        plan: what it saves, in parts or not.
-        group: this rank among all of the plan's.
+        mesh: all ranks of the plan.
+        shards: what this rank has of what is saved, whole or in parts: see `saved_shards`.
+        group: this rank among all of them.
         wait_s: how long nothing may come from another rank; 0 for ever.
+        allocate: makes the wholes, of a shape and a dtype, which are then filled.
+        pipe_bytes: what a pipe is asked to hold.
     """
 
-    def __init__(self, plan: Plan, group: ProcessGroup, wait_s: float) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        shards: Sequence[LocalShard],
+        group: ProcessGroup,
+        wait_s: float,
+        *,
+        allocate: Allocate = np.empty,
+        pipe_bytes: int = PIPE_BYTES,
+    ) -> None:
         self._rank = group.rank
+        self._allocate, self._pipe_bytes = allocate, pipe_bytes
         self._wait_ms = int(wait_s * 1000) or None
-        owners = shard_owners(plan.mesh, _saved(plan), group.all_gather_object)
+        owners = shard_owners(mesh, shards, group.all_gather_object)
         self._told = {name: pieces for name, pieces in owners.items() if pieces}
         self._joined: dict[str, Array] = {}
         self._lock = threading.Lock()
@@ -328,12 +352,14 @@ class ShardGatherer:
             self._read(pipe, rank, memoryview(head))
             (came,) = _HEAD.unpack(head)
             if came != step:
-                raise InternalError(f"rank {rank} tells its parts of step {came}, not of {step}")
+                raise InternalError(
+                    f"rank {rank} sent its shards of step {came}, expected those of step {step}"
+                )
         whole = {name: array for name, array in arrays.items() if name not in self._told}
         for name, pieces in self._told.items():
             joined = self._joined.get(name)
             if joined is None:
-                joined = self._joined[name] = _empty(pieces)
+                joined = self._joined[name] = _empty(pieces, self._allocate)
             num_bytes = 0
             for rank, piece in pieces:
                 # With the ellipsis an array without axes gives a view as well, and no copy.
@@ -348,7 +374,7 @@ class ShardGatherer:
             # counts 0.
             if num_bytes != joined.nbytes:  # `check_cover` has shown that no two parts overlap
                 raise InternalError(
-                    f"of variable {name!r} ranks told {num_bytes} of {joined.nbytes} bytes"
+                    f"ranks sent {num_bytes} of {joined.nbytes} bytes of variable {name!r}"
                 )
             whole[name] = joined
         return whole
@@ -392,7 +418,7 @@ class ShardGatherer:
             # it.
             os.set_blocking(pipe, False)
             with suppress(OSError):  # of a user who has many
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, self._pipe_bytes)
         return pipes
 
     def _pipe(self) -> tuple[int, int]:
@@ -417,7 +443,7 @@ class ShardGatherer:
                 count = os.readv(pipe, [wanted])
                 if not count:
                     raise PeerFailed(
-                        f"rank {rank} ended where its parts of a checkpoint were awaited", rank=rank
+                        f"rank {rank} ended before it sent its shards of a checkpoint", rank=rank
                     )
                 wanted = wanted[count:]
 
@@ -448,7 +474,7 @@ class ShardGatherer:
             )
 
 
-def _saved(plan: Plan) -> list[LocalShard]:
+def saved_shards(plan: Plan) -> list[LocalShard]:
     """Return what this rank has of what a checkpoint holds."""
     saved, shards = {*saved_variables(plan)}, []
     for variable in sorted(plan.state, key=lambda v: v.name):
@@ -463,8 +489,8 @@ def _own(arrays: Mapping[str, Array], name: str, piece: ShardTransfer) -> Array:
     array = arrays[name]
     if (array.shape, array.dtype.name) != (piece.shape, piece.held.dtype):
         raise InternalError(
-            f"variable {name!r} is {array.dtype}{list(array.shape)} in a snapshot, where this"
-            f" rank's part is {piece.held.dtype}{list(piece.shape)}"
+            f"variable {name!r} is {array.dtype}{list(array.shape)} in a snapshot, and the shard"
+            f" of this rank is {piece.held.dtype}{list(piece.shape)}"
         )
     return array
 

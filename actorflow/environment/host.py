@@ -47,6 +47,7 @@ CUDA_PACKAGES = {
     "nvidia-cublas": "cuda",
     "nvidia-cudnn-frontend": "cudnn",
     "cuda-bindings": "cudnn",
+    "nvidia-nccl-cu13": "nccl",
 }
 """What jobs on CUDA may use, with the extra that installs it."""
 
@@ -288,8 +289,9 @@ def check_gpu(named: object, devices: Sequence[Device], option: str = "") -> Non
     if devices and not any([is_cuda(device) for device in devices]):
         option_text = f"{option} {named}" if option else f"gpu={named!r}"
         raise CompileError(
-            f"{option_text} is given, and it runs on {', '.join(map(str, devices))}, no GPU;"
-            ' give device="cuda", --device cuda or ACTORFLOW_DEVICE=cuda, or leave gpu out'
+            f"{option_text} is given, and the job runs on {', '.join(map(str, devices))}, which"
+            ' is no GPU; give device="cuda", --device cuda or ACTORFLOW_DEVICE=cuda, or leave'
+            " gpu out"
         )
 
 
@@ -307,8 +309,9 @@ def gpu_for(devices: Sequence[Device], named: str | None, settings: Settings) ->
     acted = [device for device in devices if device.kind is DeviceKind.SIM]
     if acted:
         raise CompileError(
-            f"it runs on {gpus[0]} and on {acted[0]}, which is simulated, and a GPU copies from and"
-            " to none of those; name GPUs and the host, or simulated devices and the host"
+            f"the job runs on {gpus[0]} and on {acted[0]}, which is simulated, and a GPU cannot"
+            " exchange data with a simulated device; name GPUs and the host, or simulated"
+            " devices and the host"
         )
     if named is not None:
         return gpu_called(named).name
@@ -326,10 +329,10 @@ def _gpu_here(device: Device) -> Gpu:
     if here.problem or device.index >= len(here.gpus):
         problem = here.problem or f"there are {len(here.gpus)} GPUs, counted from 0"
         raise CompileError(
-            f"which GPU {device} is must be known to compile for it, and {problem}. Name it:"
-            f" {_HOW.format(EMULATED)}; there are descriptions of {', '.join(known_gpus())}. Plans"
-            " can be made, printed and simulated without a GPU, and ACTORFLOW_CUDA=emulated runs"
-            " them on the host, slowly"
+            f"the model of GPU {device} must be known to compile for it, and {problem}. Name it:"
+            f" {_HOW.format(EMULATED)}; there are descriptions of {', '.join(known_gpus())}."
+            " Plans can be made, printed and simulated without a GPU, and"
+            " ACTORFLOW_CUDA=emulated runs them on the host, slowly"
         )
     return described(here.gpus[device.index])
 
@@ -350,8 +353,8 @@ def described(seen: NvmlDevice) -> Gpu:
         else "add one (actors/kernels/cuda/*.json)"
     )
     raise CompileError(
-        f"the GPU here is {seen.name!r} (compute capability {dotted(seen.capability)}), and there"
-        f" is no description of it, but of {', '.join([gpu.says for gpu in gpus])}; {mend}"
+        f"the GPU here is {seen.name!r} (compute capability {dotted(seen.capability)}), which has"
+        f" no description; there are those of {', '.join([gpu.says for gpu in gpus])}; {mend}"
     )
 
 

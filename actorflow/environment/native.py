@@ -15,7 +15,6 @@ from pathlib import Path
 from actorflow.environment.host import usable_cores
 from actorflow.environment.settings import Settings, logger
 from actors.kernels.common.files import distrust_of_folder
-from actors.kernels.host import catalogue
 from actors.kernels.host.catalogue import prepare_plan
 from actors.kernels.library import onednn, runtime, tuning
 from actors.kernels.library.runtime import CompilerError, Toolchain, find_toolchain
@@ -130,7 +129,7 @@ def build(plan: Plan) -> bool:
     try:
         # Built at once and not at the first launch, where a refusal could not change the plan any
         # more.
-        prepare_plan(plan, catalogue.kernels_by_name())
+        prepare_plan(plan)
     except CompilerError as error:
         _say_refused(plan.name, error)
         return False
@@ -168,8 +167,8 @@ def _trusted(folder: Path | None) -> Path | None:
     if why is None:
         return folder
     _say_once(
-        f"{why}, or set ACTORFLOW_CACHE to a folder of your own: native kernels that are kept there"
-        " are not run, but built anew in every process"
+        f"{why}, or set ACTORFLOW_CACHE to a folder of your own: native kernels that are kept"
+        " there are not run; they are built again in every process"
     )
     return None
 

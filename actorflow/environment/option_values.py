@@ -4,12 +4,12 @@
 and for type checkers), defaults, help text and checks come from the class, which states them once:
 
     @dataclass(frozen=True, slots=True, kw_only=True)
-    class FitOptions:
+    class RunSpec:
         steps: int
         keep_last: int = 3
 
-    @takes(FitOptions)
-    def fit(self, options: FitOptions) -> FitResult: ...
+    @accepts_options(RunSpec)
+    def fit(self, run_spec: RunSpec) -> FitResult: ...
 
     runner.fit(steps=100)
 
@@ -174,7 +174,7 @@ def chosen(patterns: Patterns, paths: Sequence[str], what: str) -> tuple[str, ..
 def _near(glob: str, paths: Sequence[str]) -> str:
     below = [path for path in paths if fnmatchcase(path, f"{glob}.*")]
     if below:
-        return f"write {glob + '.*'!r} for what is below"
+        return f"write {glob + '.*'!r} for the parameters below it"
     near = get_close_matches(glob, paths, cutoff=0.4) or paths[:3]
     return f"there is {', '.join(map(repr, near))}" if near else "the model has none"
 

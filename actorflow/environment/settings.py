@@ -73,7 +73,7 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
     EnvVar(
         "ACTORFLOW_RANK_SECONDS",
         "600",
-        "seconds that ranks wait for a rank that is missing or stopped; 0 for ever",
+        "seconds that ranks wait for a rank that is missing or stopped; 0 for no limit",
     ),
     EnvVar("ACTORFLOW_SIM_SEED", "0", "seed of the delays of simulated devices"),
     EnvVar(
@@ -158,7 +158,7 @@ class Settings:
                 environ, "ACTORFLOW_STALL_SECONDS", "60", "0 turns the watchdog off"
             ),
             rank_seconds=_seconds(
-                environ, "ACTORFLOW_RANK_SECONDS", "600", "0 has ranks wait for ever"
+                environ, "ACTORFLOW_RANK_SECONDS", "600", "0 lets ranks wait without limit"
             ),
             sim_seed=_seed(environ, "ACTORFLOW_SIM_SEED"),
             warnings=tuple(warnings),

@@ -17,7 +17,6 @@ from typing import Any
 from actorflow.tensor.literals import checked_size
 from actorflow.tensor.tensor import Tensor, as_tensor
 from actorflow.tensor.tracer import (
-    Constraint,
     InitSpec,
     Trace,
     current_trace,
@@ -27,6 +26,7 @@ from actorflow.tensor.tracer import (
 )
 from compiler.contract.attrs import Attrs, AttrValue
 from compiler.contract.errors import CompileError
+from compiler.contract.sbp import Layout
 from compiler.contract.types import DType, TensorType, ValueId
 from compiler.graph.graph import SourceLocation
 from compiler.graph.registry import Op
@@ -166,18 +166,18 @@ class InnerTrace(Trace):
         """Append a node. Raises CompileError where it would leave the device, stage or rank."""
         if self.regions[-1] != 0 or op.name == "copy_to":
             raise CompileError(
-                f"{find_source()}: {self._what} runs on one device, and cannot move to another"
-                " within; say around it where it runs: with af.device(...):"
+                f"{find_source()}: {self._what} runs on one device, and cannot change it; place"
+                " the whole function: with af.device(...):"
             )
         if len(self.stages) > 1:
             raise CompileError(
-                f"{find_source()}: {self._what} runs on one stage, and cannot move to another"
-                " within; say around it where it runs: with af.stage(...):"
+                f"{find_source()}: {self._what} runs on one stage, and cannot change it; place"
+                " the whole function: with af.stage(...):"
             )
         if op.name == "to_sbp":
             raise CompileError(
-                f"{find_source()}: {self._what} runs on each rank by itself, and lays nothing out"
-                " within; call to_sbp on what it takes, or on what it returns"
+                f"{find_source()}: {self._what} runs on each rank separately, and cannot call"
+                " to_sbp; call it on the operands or on the results"
             )
         return super().emit(op, inputs, attrs)
 
@@ -208,7 +208,7 @@ class InnerTrace(Trace):
         role: str,
         init: InitSpec,
         source: SourceLocation | None = None,
-        sbp: Constraint = (),
+        sbp: Layout = (),
     ) -> ValueId:
         """Return a variable of the job as an operand."""
         return self.take(self.outer.variable(name, type_, role, init, source, sbp))
@@ -460,8 +460,8 @@ def _length(stacks: list[Tensor], length: int | None) -> int:
     for number, tensor in enumerate(stacks):
         if not tensor.ndim:
             raise CompileError(
-                f"{find_source()}: xs of af.scan are cut along their first axis, and tensor"
-                f" {number} of them is {tensor.type}, without any"
+                f"{find_source()}: af.scan slices xs along the first axis, and tensor {number} is"
+                f" {tensor.type}, which has no axes"
             )
         by_extent.setdefault(tensor.shape[0], (number, tensor))
     if len(by_extent) > 1:

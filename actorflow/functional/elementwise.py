@@ -246,7 +246,7 @@ def pow(x: Operand, exponent: Operand) -> Tensor:  # noqa: A001  # torch's name
     if not isinstance(x, Tensor) or not isinstance(exponent, int) or exponent < 0:
         came = [str(o.type) if isinstance(o, Tensor) else str(o) for o in (x, exponent)]
         raise CompileError(
-            f"{find_source()}: {came[0]} can be taken to the power of a whole number from 0 on, got"
+            f"{find_source()}: {came[0]} needs an exponent that is an integer of 0 or more, got"
             f" {came[1]}; convert the tensor first with .to('float32')"
         )
     base: Tensor = x.to(DType.INT64) if x.dtype is DType.BOOL else x
@@ -396,7 +396,7 @@ def round(x: Tensor, *, decimals: int = 0) -> Tensor:  # noqa: A001  # torch's n
         return apply(arithmetic.ROUND, x)
     if not -MOST_DECIMALS <= places <= MOST_DECIMALS:
         raise CompileError(
-            f"{find_source()}: round goes to {-MOST_DECIMALS} .. {MOST_DECIMALS} decimals, got"
+            f"{find_source()}: round needs decimals of {-MOST_DECIMALS} to {MOST_DECIMALS}, got"
             f" {places}"
         )
     if not x.dtype.is_float:

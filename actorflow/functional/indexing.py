@@ -159,8 +159,9 @@ def index_value(given: Index, what: str) -> Tensor | np.ndarray:
     kind = DType.BOOL if str(index.dtype) == "bool" else index.dtype
     if kind is DType.BOOL:
         raise CompileError(
-            f"{find_source()}: {what} is a mask of bools, which takes as many elements as it has"
-            " True: shapes are static here. Choose with af.where(mask, x, 0), or sum over a mask"
+            f"{find_source()}: {what} is a mask of bools, whose number of True is not known when"
+            " a job is traced, and shapes are static. Choose with af.where(mask, x, 0), or sum"
+            " over a mask"
         )
     if not str(index.dtype).startswith(("int", "uint")):
         raise CompileError(f"{find_source()}: {what} needs integers, got {index.dtype}")

@@ -284,7 +284,7 @@ def min(  # noqa: A001  # torch's name
 
 def _of_two(function: Callable[..., Tensor], x: Tensor, other: Tensor, keepdim: bool) -> Tensor:
     if keepdim:  # torch takes such a tensor for an axis
-        raise CompileError(f"{find_source()}: keepdim goes with an axis, and a tensor came")
+        raise CompileError(f"{find_source()}: keepdim needs an axis, got a tensor")
     return function(x, other)
 
 
@@ -572,6 +572,6 @@ def bucketize(x: Any, boundaries: Tensor, *, right: bool = False) -> Tensor:
 def unique(x: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
     """Say that how many elements differ is known from the data alone."""
     raise CompileError(
-        f"{find_source()}: unique has as many elements as there are different ones, and shapes are"
-        " static here; sort the tensor, or compare neighbours of a sorted one"
+        f"{find_source()}: the number of elements of unique depends on values, and shapes are"
+        " static; sort the tensor, or compare neighbours of a sorted one"
     )

@@ -76,13 +76,13 @@ def split(
     """
     if x is None:
         raise CompileError(
-            f"{find_source()}: af.split needs the axis that ranks have parts of, such as"
-            " af.split(0), or a tensor and the sizes of its parts, af.split(x, 2)"
+            f"{find_source()}: af.split needs the axis to split over ranks, such as af.split(0),"
+            " or a tensor and the sizes of its parts, af.split(x, 2)"
         )
     if split_size is None:
         if isinstance(x, Tensor):
             raise TypeError("split() missing 1 required positional argument: 'split_size'")
-        return Split(checked_size(x, "the axis that ranks have parts of"))
+        return Split(checked_size(x, "the axis of af.split"))
     x = as_tensor(x)
     axis = checked_axis(x, dim)
     extent, sizes = x.shape[axis], integers(split_size, what="the size of a part")

@@ -1,7 +1,7 @@
 """The decorator `af.job`: a function is traced, compiled and run.
 
 job.py              `job`, and `Job`: `fit`, `stream`, `step`, `compile`; the way from call to run
-compile_request.py  what a job asks of its plan; an evaluation's graph; a script asked for its plan
+job_spec.py         what a job asks of its plan; an evaluation's graph; a script asked for its plan
 
 May import actorflow.{checkpoint, compile, data, distributed, environment, nn, optim, options, run,
 tensor, trace}; compiler.{contract, graph, ops.primitives}. Must not import cli. run, distributed

@@ -30,44 +30,40 @@ from actorflow.environment.option_values import (
     signature_with,
 )
 from actorflow.environment.settings import Settings, configure, logger
-from actorflow.jobs.compile_request import (
+from actorflow.jobs.job_spec import (
     CAPTURING,
     PlanCaptured,
     asked_rows,
-    assigned_buffers,
     compile_options,
     evaluation_graph,
-    variables_of,
 )
 from actorflow.nn.lease import Claim, OpenLoop, make_claim, newest
 from actorflow.nn.module import ByIdentity, Memo, Module, initialise
 from actorflow.optim.optimizers import averages_in
-from actorflow.options.fit_options import (
-    SKIP,
+from actorflow.options.job_options import JobOptions
+from actorflow.options.run_spec import (
     Evaluation,
-    FitOptions,
-    check_evaluation,
-    check_every,
+    PlanOptions,
+    RunSpec,
     check_function,
     check_model,
-    check_policy_name,
     check_rank,
-    check_source,
-    check_steps,
     name_of,
+    parse_every,
     spec_of_source,
 )
-from actorflow.options.job_options import JobOptions
 from actorflow.tensor.tracer import find_source, source_of
 from actorflow.trace.job_graph import Function, trace_job
 from actorflow.trace.traces import ModelSignature, TraceCache, TraceResult, carried_over
 from actors.machine.errors import forkable_lock
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import (
+    BETWEEN_GPUS,
     INSIDE_A_HOST,
     SINGLE_RANK,
     SINGLE_RANK_MESH,
     Device,
+    DeviceKind,
     Mesh,
     RankContext,
     joined,
@@ -75,11 +71,12 @@ from compiler.contract.placement import (
 from compiler.contract.plan import Plan
 from compiler.contract.types import TensorType
 from compiler.graph.graph import Graph
+from compiler.ops.primitives.sources import OF_MODEL, VARIABLE
 
 if TYPE_CHECKING:  # kernels, machine and runner are loaded by the first job that compiles or runs
-    from actorflow.compile.compiling import CompileRequest
+    from actorflow.compile.compiling import JobSpec
     from actorflow.distributed.process_group import ProcessGroup
-    from actorflow.options.fit_options import Metrics
+    from actorflow.options.run_spec import Metrics
     from actorflow.run.fitting import FitResult
     from actorflow.run.open_model import OpenModel
 
@@ -108,6 +105,11 @@ class Job:
         self._lock = forkable_lock()
         self.__doc__ = function.__doc__
 
+    @property
+    def function(self) -> Function:
+        """The function that was decorated."""
+        return self._function
+
     def compile(
         self,
         model: Module,
@@ -131,36 +133,18 @@ class Job:
         Raises CompileError with the user's line.
         """
         ranks = self.ranks(rank)
-        return self._plan(self._asked(ranks, model, data, every, evaluation, on_nan, on_step))
+        check_model(model)
+        period = None if every is None else parse_every(every)
+        call = PlanOptions(period, evaluation, on_nan, on_step)
+        return self._plan(self._spec(model, data, call, ranks))
 
-    def _plan(self, request: CompileRequest, group: ProcessGroup | None = None) -> Plan:
+    def _plan(self, job_spec: JobSpec, group: ProcessGroup | None = None) -> Plan:
         from actorflow.distributed.agreed_plan import plan_for
 
-        return plan_for(request, self._plans, group)
+        return plan_for(job_spec, self._plans, group)
 
-    def _asked(
-        self,
-        ranks: RankContext,
-        model: Module,
-        data: DataSource | Mapping[str, TensorType],
-        every: str | int | None,
-        evaluation: Evaluation | None,
-        on_nan: str,
-        on_step: bool = False,
-    ) -> CompileRequest:
-        check_model(model)
-        check_evaluation(evaluation)
-        check_policy_name(on_nan)
-        if every is not None:
-            check_every(every)
-        rate, skips = self.options.metrics_every, self.options.train and on_nan == SKIP
-        request = self._compilation(model, data, rate, every, evaluation, ranks, skips=skips)
-        # Ranks may listen on some of them only, and have one plan all the same.
-        waits = on_step and self.mesh.num_ranks == 1
-        return replace(request, options=replace(request.options, waits_for_listener=waits))
-
-    @accepts_options(FitOptions, Module)
-    def fit(self, model: Module, options: FitOptions) -> FitResult:
+    @accepts_options(RunSpec, Module)
+    def fit(self, model: Module, run_spec: RunSpec) -> FitResult:
         """Train until `steps` steps are done in total; `Runner.fit` says what may be raised.
 
         `evaluation` runs another job on the same model between steps.
@@ -171,12 +155,12 @@ class Job:
         them counts from the next one on. Raises CompileError where another run trains the model.
         """
         check_model(model)
-        request = self._asked_for(model, options)
+        job_spec = self._spec(model, run_spec.data, run_spec.plan_options)
         # Refused before anything is compiled. `close` then brings home what `step` has trained.
-        claim = self._claim(model, "fit", request.graph)
+        claim = self._claim(model, "fit", job_spec.graph)
+        self._close(model)
         group = self._group()
-        self.close(model)
-        plan = self._plan(request, group)
+        plan = self._plan(job_spec, group)
         # A tool (memory map, inspect) runs the user's script only up to here, and takes the plan
         # out.
         if CAPTURING.get():
@@ -184,38 +168,33 @@ class Job:
             if self.options.memory_budget or self.options.recompute == "blocks":
                 stores_all = replace(self.options, memory_budget=None, recompute="none")
                 other = Job(self._function, stores_all)
-                store_all = other._plan(other._asked_for(model, options))
-            raise PlanCaptured(plan, store_all, request)
+                store_all = other._plan(other._spec(model, run_spec.data, run_spec.plan_options))
+            raise PlanCaptured(plan, store_all, job_spec)
+        seed = self.options.seed if run_spec.seed is None else run_spec.seed
+        self._initialise(model, seed, job_spec.graph)
+        self._say_anew(model, run_spec)
         from actorflow.run.open_model import runner_on
 
-        seed = self.options.seed if options.seed is None else options.seed
-        self._initialise(model, seed, request.graph)
-        self._say_anew(model, options)
-        with runner_on(model, plan, claim, seed, group=group) as runner:
-            result = runner.run(options)
+        with runner_on(model, plan, claim, seed, job_spec.settings, group) as runner:
+            result = runner.run(run_spec)
         if self._fitted.get(model) is None:
             self._fitted.set(model, result.last_step)
         return result
 
-    def _say_anew(self, model: Module, options: FitOptions) -> None:
+    def _say_anew(self, model: Module, run_spec: RunSpec) -> None:
         """Warn once that a second `fit` starts afresh and does not continue the first."""
         num_steps = self._fitted.get(model)
-        if num_steps and options.checkpoint is None and self.options.train:
+        if num_steps and run_spec.checkpoint is None and self.options.train:
             self._fitted.set(model, 0)
             logger.warning(
-                "%s: fit of job %r starts at step 0 with fresh optimizer state, though it has"
-                " trained this model for %d steps before: without checkpoint= steps=%d is the"
-                " number of steps of this call. Give both calls the same checkpoint= to go on",
+                "%s: fit of job %r starts at step 0 with new optimizer state, although it has"
+                " trained this model for %d steps before: without checkpoint=, steps=%d counts"
+                " the steps of this call. Give both calls the same checkpoint= to continue",
                 find_source(),
                 self.name,
                 num_steps,
-                options.steps,
+                run_spec.steps,
             )
-
-    def _asked_for(self, model: Module, options: FitOptions) -> CompileRequest:
-        every = None if options.checkpoint is None else options.every
-        arguments = every, options.evaluation, options.on_nan, options.on_step is not None
-        return self._asked(self.ranks(), model, options.data, *arguments)
 
     def stream(
         self, model: Module, data: DataSource, *, steps: int | None = None, on_nan: str = "raise"
@@ -229,26 +208,24 @@ class Job:
         the beginning.
         """
         check_model(model)
-        check_source(data)
-        if steps is not None:
-            check_steps(steps)
         # Arguments are checked at the call; the generator's own body runs at the first `next` only.
+        run_spec = RunSpec.of_stream(data, steps, on_nan)
         loop = OpenLoop()
-        return loop.of(self._streamed(model, data, steps, on_nan, loop))
+        return loop.of(self._streamed(model, run_spec, loop))
 
     def _streamed(
-        self, model: Module, data: DataSource, steps: int | None, on_nan: str, loop: OpenLoop
+        self, model: Module, run_spec: RunSpec, loop: OpenLoop
     ) -> Generator[Metrics, None, None]:
-        request = self._asked(self.ranks(), model, data, None, None, on_nan)
-        claim = self._claim(model, "stream", request.graph)
-        self.close(model)
+        job_spec = self._spec(model, run_spec.data, run_spec.plan_options)
+        claim = self._claim(model, "stream", job_spec.graph)
+        self._close(model)
         from actorflow.run.open_model import runner_on
 
         group, seed = self._group(), self.options.seed
-        plan = self._plan(request, group)
-        self._initialise(model, seed, request.graph)
-        with runner_on(model, plan, claim, seed, loop, group=group) as runner:
-            yield from runner.stream(data, steps=steps, on_nan=on_nan)
+        plan = self._plan(job_spec, group)
+        self._initialise(model, seed, job_spec.graph)
+        with runner_on(model, plan, claim, seed, job_spec.settings, group, loop) as runner:
+            yield from runner.streamed(run_spec)
 
     def step(
         self, model: Module, batch: Mapping[str, Array] | Sequence[Mapping[str, Array]]
@@ -290,6 +267,9 @@ class Job:
     def close(self, model: Module) -> None:
         """End a plan that `step` opened for this model; its optimizer state goes with it."""
         check_model(model)
+        self._close(model)
+
+    def _close(self, model: Module) -> None:
         with self._turn(model):
             opened = self._open.pop(model)
             if opened is not None:
@@ -332,8 +312,10 @@ class Job:
 
         claim = self._claim(model, "step", traced.graph)
         group = self._group()
-        request = self._compilation(model, traced.spec, metrics_every=1, graph=traced.graph)
-        plan = self._plan(request, group)
+        job_spec = self._spec(
+            model, traced.spec, PlanOptions(), metrics_every=1, graph=traced.graph
+        )
+        plan = self._plan(job_spec, group)
         self._initialise(model, self.options.seed, traced.graph)
         carried: dict[str, Array] = {}
         if opened is not None:
@@ -341,7 +323,8 @@ class Job:
             carried = carried_over(plan, opened.close(), opened.signature, signature)
         # The model's own values win over those that the closed plan left.
         values = {**carried, **newest(model.cells())}
-        runner = Runner(plan, values=values, seed=self.options.seed, group=group)
+        settings, seed = job_spec.settings, self.options.seed
+        runner = Runner(plan, values=values, seed=seed, settings=settings, group=group)
         return self._open.set(model, OpenModel(model, runner, signature, claim))
 
     def _initialise(self, model: Module, seed: int, graph: Graph) -> None:
@@ -349,60 +332,57 @@ class Job:
 
         A training makes them where it computes, one at a time, and the model gets them from there.
         """
-        initialise(model, seed, variables_of(graph) if self.options.train else ())
+        initialise(model, seed, _variables_of(graph) if self.options.train else ())
 
     def _claim(self, model: Module, call: str, graph: Graph) -> Claim | None:
         """Return what a call says of itself that trains the model, or assigns buffers of it.
 
         Raises CompileError where another call changes the same values.
         """
-        names = None if self.options.train else assigned_buffers(graph)
+        names = None if self.options.train else _assigned_buffers(graph)
         if names is not None and not names:
             return None
         return make_claim(model.cells(), f"{call} of job {self.name!r}", names)
 
-    def _compilation(
+    def _spec(
         self,
         model: Module,
         data: DataSource | Mapping[str, TensorType],
-        metrics_every: int,
-        every: str | int | None = None,
-        evaluation: Evaluation | None = None,
+        call: PlanOptions,
         ranks: RankContext | None = None,
         *,
-        skips: bool = False,
         graph: Graph | None = None,
-    ) -> CompileRequest:
-        from actorflow.compile.compiling import CompileRequest
+        metrics_every: int | None = None,
+    ) -> JobSpec:
+        """Return what a compilation is asked; the arguments of the call are checked by now."""
+        from actorflow.compile.compiling import JobSpec
         from actorflow.compile.extensions import load_plugins
         from actorflow.compile.hardware import hardware_for
         from actorflow.environment.host import cudnn_for, gpu_for
 
+        ranks, devices = ranks or self.ranks(), self.options.placed_on
+        spec = asked_rows(spec_of_source(data))
         settings = Settings.from_env(os.environ)
         configure(settings.log_level)
-        load_plugins()  # before the trace: what they add may change what it sees
-        spec = spec_of_source(data)
-        spec = spec if CAPTURING.get() is None else asked_rows(spec)
-        graph, devices = graph or self.graph(model, spec), self.devices
-        evaluated = evaluation_graph(evaluation, model, devices, graph)
+        devices = devices or settings.devices
         try:
             gpu = gpu_for(devices, self.options.gpu, settings)
         except CompileError as error:
             raise CompileError(f"{source_of(self._function)}: job {self.name!r}: {error}") from None
-        hardware = hardware_for(devices, gpu, cudnn_for(settings) if gpu else None)
-        hardware = replace(hardware, ranks=ranks or self.ranks())
+        load_plugins()  # before the trace: what they add may change what it sees
+        graph = graph or self._graph(model, spec)
+        hardware = hardware_for(devices, gpu, cudnn_for(settings) if gpu else None, ranks)
+        evaluated = evaluation_graph(call.evaluation, model, devices, graph)
         options = compile_options(
-            self.name, self.options, devices, metrics_every, every, evaluation
-        )
-        is_fixed, skips = self.options.deterministic, skips or self.options.scaling is not None
-        options = replace(
-            options,
-            verify=settings.verify,
-            skips_broken_steps=skips,
+            self.name,
+            self.options,
+            call,
+            hardware,
             gpu=gpu,
-            deterministic=bool(gpu) and is_fixed,
+            metrics_every=metrics_every or self.options.metrics_every,
+            verify=settings.verify,
         )
-        return CompileRequest(graph, hardware, options, settings, evaluated, is_fixed, self.options)
+        return JobSpec(graph, hardware, options, settings, self.options, evaluated)
 
     @property
     def mesh(self) -> Mesh:
@@ -427,7 +407,9 @@ class Job:
             is_launched = context is None and "RANK" in os.environ and self.mesh.num_ranks > 1
             rank = self._group().rank if is_launched else (context or SINGLE_RANK).rank
         check_rank(rank, self.mesh)
-        return joined(self.mesh, INSIDE_A_HOST, rank)
+        kinds = {device.kind for device in self.devices} if self.mesh.num_ranks > 1 else ()
+        link = BETWEEN_GPUS if kinds == {DeviceKind.CUDA} else INSIDE_A_HOST
+        return joined(self.mesh, link, rank)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -441,8 +423,11 @@ class Job:
         why in one line. Raises CompileError with the user's line.
         """
         check_model(model)
+        return self._graph(model, spec_of_source(spec))
+
+    def _graph(self, model: Module, spec: dict[str, TensorType]) -> Graph:
         with self._turn(model):
-            return self._traces(model).current(model, spec_of_source(spec)).graph
+            return self._traces(model).current(model, spec).graph
 
     def _traces(self, model: Module) -> TraceCache:
         memo: Memo[TraceCache] = model.memo()
@@ -455,6 +440,18 @@ class Job:
 
         options = self.options
         return TraceCache(self.name, self._function, options.optimizer, trace, options.max_plans)
+
+
+def _variables_of(graph: Graph) -> frozenset[str]:
+    """Return the names of the variables that a traced job uses."""
+    return frozenset([n.attrs.str_("name") for n in graph.nodes if n.op is VARIABLE])
+
+
+def _assigned_buffers(graph: Graph) -> frozenset[str]:
+    """Return the paths of the buffers that a traced job assigns."""
+    made_by = graph.producers()
+    variables = [graph.nodes[made_by[write.variable]].attrs for write in graph.writes]
+    return frozenset([v.str_("name") for v in variables if v.str_("role") in OF_MODEL])
 
 
 class JobDecorator(Protocol[P]):

@@ -40,8 +40,8 @@ def tensor_parallel_sbp(
     for word in first.values():
         if word not in (Split(0), BROADCAST):
             raise CompileError(
-                f"{find_source()}: sbp of {layer} shares {what}, which is af.split(0), or has all"
-                f" of them on each rank, af.broadcast; got {word}"
+                f"{find_source()}: sbp of {layer} must be af.split(0), which splits {what} over"
+                f" ranks, or af.broadcast, which keeps all of them on each rank; got {word}"
             )
     last: dict[str, Sbp] = {
         axis: Split(1) if word == Split(0) else word for axis, word in first.items()

@@ -426,8 +426,8 @@ def _open_leases(cells: Mapping[str, ParameterStorage], claim: Claim) -> list[Le
             is_assigned = other.claim is not None and other.claim.names is not None
             how = "assigned" if is_assigned else "trained"
             raise CompileError(
-                f"{claim.source}: {claim.what} would {would} {name!r}, which is being"
-                f" {how} by {other.claim}: of two copies one would be lost. Let that end first"
+                f"{claim.source}: {claim.what} cannot {would} {name!r}, which is being {how} by"
+                f" {other.claim}: two runs cannot change one array. Let the other run end first"
                 " (leave its loop, or wait for its thread), or train another model"
             )
         leases[other] = None

@@ -13,12 +13,12 @@ import numpy as np
 
 from actorflow.nn.lease import ParameterStorage, assign_values, frozen, newest
 from actorflow.tensor.initial_values import initial_value
-from actorflow.tensor.layouts import LayerWords, Layout, Words, constraint, layout_of, layouts_of
+from actorflow.tensor.layouts import LayerWords, Words, constraint, layout_of, layouts_of
 from actorflow.tensor.literals import checked_size, dtype_named, refuse_masked
 from actorflow.tensor.tensor import Operand, Tensor, as_tensor
-from actorflow.tensor.tracer import Constraint, InitSpec, Trace, current_trace, find_source
+from actorflow.tensor.tracer import InitSpec, Trace, current_trace, find_source
 from compiler.contract.errors import CompileError
-from compiler.contract.sbp import Partial
+from compiler.contract.sbp import Layout, Partial
 from compiler.contract.types import DType, TensorType, ValueId
 from compiler.graph.graph import SourceLocation
 from compiler.ops.primitives.sources import MOST_AT_FIRST
@@ -95,7 +95,7 @@ class ModelTensor(Tensor):
     def _value_in(self, trace: Trace) -> ValueId:
         name = trace.name_of(self, self.kind, self.source)
         # Without a mesh the layout says nothing: the same model runs on one rank.
-        sbp: Constraint = ()
+        sbp: Layout = ()
         if self._layout and trace.mesh is not None:
             what = f"sbp of {self.kind} {name!r}"
             sbp = constraint(self._layout, self._type, trace.mesh, what, self._layout_source)
@@ -156,8 +156,8 @@ class Parameter(ModelTensor):
         layout, where = layout_of(given, "sbp of a parameter"), find_source()
         if any([isinstance(word, Partial) for _, word in layout]):
             raise CompileError(
-                f"{where}: a parameter cannot be partial: what updates it is no sum of terms. Give"
-                " af.split(axis) or af.broadcast"
+                f"{where}: a parameter cannot be partial, because its update is not a sum of"
+                " terms. Give af.split(axis) or af.broadcast"
             )
         self._layout, self._layout_source = layout, where
 

@@ -154,8 +154,9 @@ class _Layers(_Recurrent):
         self.proj_size = checked_size(proj_size, f"proj_size of {name}")
         if not 0 <= self.proj_size < (self.hidden_size if self._rule.num_states > 1 else 1):
             raise CompileError(
-                f"{find_source()}: proj_size of an LSTM is 0 or more and below hidden_size"
-                f" {self.hidden_size}, other layers have none; got {proj_size} for {name}"
+                f"{find_source()}: proj_size must be 0 or more and below hidden_size"
+                f" {self.hidden_size} in an LSTM, and 0 in other layers; got {proj_size} for"
+                f" {name}"
             )
         fan_in, out = self.input_size, self.proj_size or self.hidden_size
         for layer in range(self.num_layers):

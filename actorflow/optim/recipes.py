@@ -414,8 +414,8 @@ def claims(
                 )
         if not part_paths and len(parts) > 1:
             raise CompileError(
-                f"{part.source}: all that {part.patterns!r} names is frozen, or left out with"
-                " trainable=; leave the part out, or unfreeze() some of it"
+                f"{part.source}: every parameter that {part.patterns!r} matches is frozen or"
+                " excluded by trainable=; leave the part out, or unfreeze() some of them"
             )
         path_lists.append(part_paths)
     return path_lists

@@ -5,11 +5,12 @@ environment/option_values.py), so signature, help text and checks are stated onc
 the user's line, what was expected, what came, and how to mend it.
 
 job_options.py  `JobOptions`, and `LossScale` for jobs in float16
-fit_options.py  `FitOptions`, `Evaluation`, `StopTraining`; checks of models, sources and functions
+run_spec.py     `RunSpec`, what a run is asked; `PlanOptions`, what a call asks of a plan;
+                `Evaluation`, `StopTraining`; checks of models, sources and functions
 
 May import actorflow.{checkpoint, data, environment, nn, optim, tensor}, compiler.contract,
 compiler.graph and compiler.ops.families. Must not import trace, compile or run, which read these
 values: what an evaluation asks of its job is the protocol `EvaluatingJob`.
 
-Begin reading at job_options.py: fit_options.py reads the options of a job.
+Begin reading at job_options.py: run_spec.py reads the options of a job.
 """

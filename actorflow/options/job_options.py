@@ -368,8 +368,8 @@ class JobOptions:
         if self.mesh is None or BATCH_AXIS not in self.mesh.names:
             came = "no mesh" if self.mesh is None else f"the mesh {self.mesh}"
             raise CompileError(
-                f"{what}: parameters lie in parts over the axis {BATCH_AXIS!r} of the mesh, and the"
-                f" job has {came}; give it one, such as mesh=af.Mesh({BATCH_AXIS}=2)"
+                f"{what}: parameters are split over the mesh axis {BATCH_AXIS!r}, and the job has"
+                f" {came}; give it one, such as mesh=af.Mesh({BATCH_AXIS}=2)"
             )
 
     def _check_scale(self, what: str) -> None:

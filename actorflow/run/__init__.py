@@ -7,17 +7,20 @@ further step begins, and those under way are finished.
 
 runner.py          `Runner`: `fit`, `stream`, `step`, and its variables between runs
 training_run.py    `Run`: arena, loop and ports, from start to close; the trace of a run as a file
+run_ports.py       the ports of a run, and who decides about each of them
 fitting.py         one call of `fit`: what it opens, in order, and its `FitResult`
 stepping.py        a run that is fed batch by batch, for `step`
-run_options.py     `RunOptions`; a run's evaluation and its checkpoints, as its options ask for them
+evaluation.py      the ports of an evaluation between steps
 ports.py           data, metrics and checkpoint ports; the positions of a source
 devices.py         the devices of a plan opened; `verify_and_build`, whether a plan may run here
 open_gpus.py       CUDA devices, real or emulated; imported for plans on GPUs alone
 open_model.py      a model's values lent to a runner, for a run or for single steps
+script_guard.py    notes on errors of a script that its own workers import again
 live_variables.py  the variables of an open run, read and written between steps
 broken_steps.py    steps whose loss or gradients are not finite: raise, warn or skip
 stopping.py        `Stopper` and signals: how a run ends before its last step
-saving.py          what a checkpoint of a run holds; the start of a run from the newest one
+saving.py          `RunContext`; what a checkpoint of a run holds, and when there is one; the start
+                   of a run from the newest one
 report.py          the progress line and the metrics file
 status.py          status.json for `actorflow top`; `Listener`, which hears of every step
 

@@ -8,16 +8,19 @@ that is how it finds the scale; it ends where no scale helps.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from actorflow.compile.plan_facts import losses_with_lines
 from actorflow.environment.settings import is_worth_a_line, once
-from actorflow.options.fit_options import RAISE, SKIP, check_policy_name
+from actorflow.options.run_spec import RAISE, SKIP
 from actorflow.tensor.tracer import find_source
+from compiler.contract.codec import DecodeError, from_json, to_json
 from compiler.contract.errors import ActorflowError, CompileError
 from compiler.contract.files import read_regular, replace_regular
 from compiler.contract.plan import Plan
@@ -41,8 +44,7 @@ class NonFiniteLoss(ActorflowError):
 
 
 def check_policy(plan: Plan, on_nan: str) -> None:
-    """Raise CompileError when a plan cannot run under a policy, or there is none of the name."""
-    check_policy_name(on_nan)
+    """Raise CompileError when a plan cannot run under a policy."""
     if on_nan == SKIP and plan.option("is_training") and not skips(plan):
         raise CompileError(
             f"{find_source()}: plan {plan.name!r} was compiled to make every update, so"
@@ -65,11 +67,39 @@ def is_scaled(plan: Plan) -> bool:
     return is_shown and skips(plan) and plan.option("precision") == "fp16"
 
 
+def monitor_of(
+    plan: Plan,
+    on_nan: str,
+    warn: Callable[[str], object],
+    values: Mapping[str, np.ndarray[Any, Any]],
+    *,
+    directory: Path | None,
+    is_writer: bool,
+) -> NonFiniteMonitor | None:
+    """Return what looks at the steps of a run; None for a plan without a loss.
+
+    `values` are those that the run begins with; all else as `NonFiniteMonitor` has it.
+    """
+    lines = losses_with_lines(plan)
+    if not lines:
+        return None
+    skipped = int(values[SKIPPED]) if skips(plan) and SKIPPED in values else None
+    return NonFiniteMonitor(
+        on_nan,
+        lines,
+        warn,
+        skipped=skipped,
+        scaled=is_scaled(plan),
+        directory=directory,
+        is_writer=is_writer,
+    )
+
+
 class NonFiniteMonitor:
     """Looks at the outputs of every step of a run, in order, on one thread.
 
     Args:
-        policy: one of `fit_options.POLICIES`.
+        policy: one of `run_spec.POLICIES`.
         lines: the user's line of each loss, by its name.
         warn: receives what is to be said.
         skipped: steps that were skipped before this run; None for a plan that skips none.
@@ -188,8 +218,8 @@ class NonFiniteMonitor:
     def _report(self, step: int, what: str) -> None:
         text = (
             f"{what} ({self._line}){self._again(step)}; lower the learning rate, clip gradients"
-            " with @af.job(clip_norm=1.0), or look at the batch; fit(..., on_nan='skip') drops the"
-            " update of such a batch and goes on, on_nan='warn' trains on"
+            " with @af.job(clip_norm=1.0), or look at the batch; fit(..., on_nan='skip') skips"
+            " the update of such a batch, and on_nan='warn' continues with it"
         )
         if self._policy == RAISE:
             raise NonFiniteLoss(text)
@@ -201,19 +231,19 @@ class NonFiniteMonitor:
             return ""
         if self._ended_before == step:
             return (
-                ", the same that ended a run in this directory before: a run that resumes computes"
-                " the same from the same batch, and as it is now will always end here"
+                ", as in an earlier run in this directory: a resumed run computes the same"
+                " values from the same batch, so it will end here each time"
             )
         if self._note is not None:
             with suppress(OSError):  # a courtesy to the next run
-                replace_regular(self._note, json.dumps({"step": step}).encode())
+                replace_regular(self._note, to_json({"step": step}))
         return ""
 
 
 def _noted(directory: Path | None) -> object:
     """Return the step that ended a run in a directory before, or None."""
     if directory is not None:
-        # The file may be anything: a deep nest of brackets raises RecursionError, a list TypeError.
-        with suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
-            return json.loads(read_regular(directory / _NOTE, _MOST_NOTE_BYTES))["step"]
+        # The file may be anything: a list in it raises TypeError.
+        with suppress(OSError, DecodeError, TypeError, KeyError):
+            return from_json(read_regular(directory / _NOTE, _MOST_NOTE_BYTES))["step"]
     return None

@@ -26,10 +26,11 @@ from compiler.contract.placement import Device, DeviceKind
 from compiler.contract.plan import Plan
 
 
-def open_devices(plan: Plan, settings: Settings) -> tuple[OpenDevice, ...]:
+def open_devices(plan: Plan, settings: Settings, rank: int = 0) -> tuple[OpenDevice, ...]:
     """Return the host, and every other device that a plan names.
 
-    Those that the host acts, simulated and emulated ones, share one schedule. With the log level
+    Each rank has GPUs of its own: the first ones of rank 0 are followed by those of rank 1. Those
+    that the host acts, simulated and emulated ones, share one schedule. With the log level
     DEBUG the host makes launches one by one. Raises DeviceError where a device cannot be opened.
     """
     kernels = catalogue.kernels_by_name()
@@ -39,13 +40,13 @@ def open_devices(plan: Plan, settings: Settings) -> tuple[OpenDevice, ...]:
         return (host,)
     from actors.testing.simulated import LateSchedule, SimulatedDevice
 
-    schedule = LateSchedule(Random(settings.sim_seed))
+    schedule = LateSchedule(Random(settings.sim_seed + rank))
     simulated = [SimulatedDevice(schedule, kernels, index) for index in sims]
     if not gpus:
         return host, *simulated
     from actorflow.run.open_gpus import open_gpus  # and all that speaks to CUDA, for who has it
 
-    return host, *simulated, *open_gpus(plan, gpus, settings, schedule)
+    return host, *simulated, *open_gpus(plan, gpus, settings, schedule, rank)
 
 
 def with_poison(plan: Plan, settings: Settings) -> Plan:
@@ -125,10 +126,10 @@ def _check_ranks(plan: Plan) -> None:
     mesh = plan.mesh
     if mesh.num_ranks > 1:
         raise CompileError(
-            f"plan {plan.name!r} is of one of {mesh.num_ranks} ranks (mesh {mesh}), and this"
-            f" process is alone with it: call the job in a script that 'actorflow launch -n"
-            f" {mesh.num_ranks}' starts, or compile the job without mesh. A plan of one rank can be"
-            " printed, and simulated ('actorflow simulate')"
+            f"plan {plan.name!r} is for one of {mesh.num_ranks} ranks (mesh {mesh}), and this"
+            " process has no other ranks: call the job in a script that 'actorflow launch -n"
+            f" {mesh.num_ranks}' starts, or compile the job without mesh. A plan of one rank can"
+            " be printed, and simulated ('actorflow simulate')"
         )
 
 

@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from actorflow.checkpoint.errors import Every
-from actorflow.compile.plan_facts import batches_per_step
 from actorflow.data import items_of
 from actorflow.distributed.process_group import ProcessGroup, check_same_data, check_same_steps
 from actorflow.environment.settings import logger
 from actorflow.optim.optimizers import averages_in
-from actorflow.options.fit_options import Metrics, Results
+from actorflow.options.run_spec import Metrics, Results
 from actorflow.run.broken_steps import skips
 from actorflow.run.devices import device_notice
-from actorflow.run.run_options import RunOptions
-from actorflow.run.saving import RestoredState, Saver, job_state, start_from
+from actorflow.run.saving import RestoredState, RunContext, Saver, job_state, start_from
 from actorflow.run.status import Listener, make_reporter
 from actorflow.run.stopping import Stopper, StopSignals
 from actorflow.run.training_run import Run
@@ -30,7 +27,7 @@ from compiler.pipeline.printer import summarise
 if TYPE_CHECKING:
     from actorflow.checkpoint.manager import CheckpointManager
     from actorflow.environment.settings import Settings
-    from actorflow.options.fit_options import FitOptions
+    from actorflow.options.run_spec import RunSpec
     from actorflow.run.status import StatusWriter
     from compiler.contract.plan import Plan
 
@@ -104,20 +101,22 @@ class FitCall:
     Whoever makes it closes `stack` after it, whatever happens.
     """
 
-    def __init__(self, runner: FittedRunner, options: FitOptions, stack: ExitStack) -> None:
+    def __init__(self, runner: FittedRunner, run_spec: RunSpec, stack: ExitStack) -> None:
         self._runner = runner
         self._plan = runner.plan
-        self._options = options
+        self._run_spec = run_spec
         self._stack = stack
+        self._is_writer = runner.group.is_first
         self._stopper = Stopper()
         # First of all: a signal that comes while a checkpoint is read ends the run cleanly, too.
         self._signals = stack.enter_context(StopSignals(self._stopper.ask_by_signal))
-        is_writer = runner.group.is_first
-        self._reporter = make_reporter(options.checkpoint, options.progress, is_writer=is_writer)
+        self._reporter = make_reporter(
+            run_spec.checkpoint, run_spec.progress, is_writer=self._is_writer
+        )
         # Closed last but for the signals: whatever fails before, the progress line is ended.
         stack.callback(self._reporter.finish)
         self._notice: Callable[[str], None] = self._reporter.notice
-        self._warn = self._notice if options.progress else logger.warning
+        self._warn = self._notice if run_spec.progress else logger.warning
         self._manager: CheckpointManager | None = None
 
     def run(self) -> FitResult:
@@ -126,11 +125,10 @@ class FitCall:
         self._agree()
         self._open_directory()
         start = self._start()
-        saver = self._saver(start)
-        total = max(self._options.steps, start.step)
-        listener = self._listener(start, total)
-        run = self._opened(start, total, saver, listener)
         first = start.step
+        saver = self._saver(first)
+        listener = self._listener(first)
+        run = self._opened(start, saver, listener)
         del start  # the arena holds its values now
         self._drive(run, listener, first)
         if saver is not None:
@@ -146,7 +144,7 @@ class FitCall:
         """Report warnings of the environment, and a summary of the plan that is about to run."""
         for warning in self._runner.settings.warnings:
             self._warn(warning)
-        if self._options.progress:
+        if self._run_spec.progress:
             if notice := device_notice(self._plan, self._runner.settings):
                 self._notice(notice)
             for line in summarise(self._plan):
@@ -154,116 +152,109 @@ class FitCall:
 
     def _agree(self) -> None:
         """Check that all ranks read the same data, for as many steps."""
-        group, seed, evaluation = self._runner.group, self._runner.seed, self._options.evaluation
-        check_same_steps(group, self._options.steps)
-        check_same_data(group, self._options.data, seed)
+        group, seed, evaluation = self._runner.group, self._runner.seed, self._run_spec.evaluation
+        check_same_steps(group, self._run_spec.steps)
+        check_same_data(group, self._run_spec.data, seed)
         if evaluation is not None:
             check_same_data(group, evaluation.data, seed, "data of the evaluation")
 
     def _open_directory(self) -> None:
-        if self._options.checkpoint is not None:
+        if self._run_spec.checkpoint is not None:
             from actorflow.checkpoint.manager import CheckpointManager  # 15 ms
 
-            directory, keep_last = os.fspath(self._options.checkpoint), self._options.keep_last
+            directory, keep_last = os.fspath(self._run_spec.checkpoint), self._run_spec.keep_last
             manager = CheckpointManager(directory, keep_last=keep_last, report=self._warn)
             # One rank writes for all; the others read what that one tells them to.
-            is_writer = self._runner.group.is_first
-            self._manager = self._stack.enter_context(manager) if is_writer else manager
+            self._manager = self._stack.enter_context(manager) if self._is_writer else manager
 
     def _start(self) -> RestoredState:
-        start = None
+        start, runner = None, self._runner
         if self._manager is not None:
-            data = self._options.data
-            runner = self._runner
+            data = self._run_spec.data
             start = start_from(
                 self._manager, self._plan, data, runner.seed, self._warn, runner.group
             )
         if start is None:
-            first = self._runner.first()
+            first = runner.first()
             return RestoredState(steps_done(first), first)
         self._notice(f"resumed from the checkpoint of step {start.step}")
-        return RestoredState(start.step, self._runner.first(start.values), is_resumed=True)
+        return RestoredState(start.step, runner.first(start.values), is_resumed=True)
 
-    def _saver(self, start: RestoredState) -> Saver | None:
-        if self._manager is None:
+    def _saver(self, first_step: int) -> Saver | None:
+        period = self._run_spec.plan_options.period
+        if self._manager is None or period is None:
             return None
         # Before the return: it gathers, so every rank has to come to it.
         state = job_state(self._plan, self._runner.group)
-        if not self._runner.group.is_first:
+        if not self._is_writer:
             return None
         return Saver(
             self._manager,
             self._plan,
             state,
-            self._options,
+            self._run_spec,
+            period,
             seed=self._runner.seed,
-            first_step=start.step,
+            first_step=first_step,
             report=self._warn,
         )
 
-    def _listener(self, start: RestoredState, total: int) -> Listener:
+    def _listener(self, first_step: int) -> Listener:
         status: StatusWriter | None = None
-        if self._manager is not None and self._runner.group.is_first:
+        if self._manager is not None and self._is_writer:
             from actorflow.run.status import STATUS_FILE, StatusWriter  # 5 ms
 
             status = StatusWriter(
                 self._manager.directory / STATUS_FILE,
                 self._plan,
-                first_step=start.step,
-                total_steps=total,
+                first_step=first_step,
+                total_steps=max(self._run_spec.steps, first_step),
                 report=self._warn,
                 is_ours=self._manager.is_writer,
             )
         listener = Listener(
             self._reporter,
             status,
-            self._options.on_step,
-            start.step,
+            self._run_spec.on_step,
+            first_step,
             self._stopper,
             is_skipping=skips(self._plan),
         )
         return self._stack.enter_context(listener)
 
-    def _opened(
-        self, start: RestoredState, total: int, saver: Saver | None, listener: Listener
-    ) -> Run:
-        evaluation = self._options.evaluation
+    def _opened(self, start: RestoredState, saver: Saver | None, listener: Listener) -> Run:
+        evaluation = self._run_spec.evaluation
         if evaluation is not None:
             evaluation = replace(evaluation, on_result=listener.evaluated(evaluation.on_result))
         run = Run(
             self._plan,
-            self._options.data,
-            RunOptions(
-                values=start.values,
+            replace(self._run_spec, on_step=listener, evaluation=evaluation),
+            RunContext(
                 settings=self._runner.settings,
-                on_step=listener,
                 first_step=start.step,
                 is_resumed=start.is_resumed,
-                total_steps=total,
-                every=None if self._manager is None else Every.parse(self._options.every),
+                group=self._runner.group,
                 saver=saver,
-                on_nan=self._options.on_nan,
-                evaluation=evaluation,
                 directory=None if self._manager is None else self._manager.directory,
                 warn=self._warn,
                 on_finished=self._stopper.over,
-                group=self._runner.group,
             ),
+            start.values,
         )
         self._stack.callback(run.close)
         self._stack.callback(self._runner.keep, run, "it was left")  # where `_drive` raises
         return run
 
     def _drive(self, run: Run, listener: Listener, first: int) -> None:
-        items, item_name = items_of(self._options.data)
-        items *= batches_per_step(self._plan)
-        self._reporter.start(self._options.steps, first, items, item_name)
+        items, item_name = items_of(self._run_spec.data)
+        items *= self._plan.batches_per_step
+        self._reporter.start(self._run_spec.steps, first, items, item_name)
         self._stopper.watch(run)
         self._runner.begin(run)
         listener.start(run.loop.statistics)
         run.start()
         # The main thread waits here, where Python runs signal handlers.
-        self._stopper.attend(self._notice if self._options.progress else logger.info)
+        self._stopper.attend(self._notice if self._run_spec.progress else logger.info)
         self._stopper.wait()
         # The others are told of a failure, and keep nothing: no rank has a part of what none has.
         is_kept = self._stopper.failure is None or self._plan.mesh.num_ranks == 1
@@ -273,13 +264,13 @@ class FitCall:
 
     def _result(self, run: Run, listener: Listener, first: int) -> FitResult:
         last = run.num_steps if run.are_steps_untold else listener.step
-        steps, reasons = self._options.steps, self._stopper.reasons
+        steps, reasons = self._run_spec.steps, self._stopper.reasons
         listener.ending = "stopped" if reasons and last < steps else "finished"
         if run.num_skipped:
             self._warn(f"{run.num_skipped} of {last - first} steps were skipped")
         is_kept = self._manager is not None
         text = _ending(first, last, steps, reasons, is_kept=is_kept)
-        if text and last == first and not self._options.progress:
+        if text and last == first and not self._run_spec.progress:
             logger.warning("%s", text)
         mean_loss, num_averaged = self._reporter.finish(text)
         return FitResult(
@@ -292,12 +283,6 @@ class FitCall:
             dict(self._runner.given),
             run.num_skipped,
         )
-
-
-def fit(runner: FittedRunner, options: FitOptions) -> FitResult:
-    """Do one run of a runner. Raises what `Runner.fit` says."""
-    with ExitStack() as stack:
-        return FitCall(runner, options, stack).run()
 
 
 def _ending(first: int, last: int, steps: int, reasons: list[str], *, is_kept: bool) -> str:

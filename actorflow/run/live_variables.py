@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from actorflow.compile.plan_facts import saved_variables
+from actorflow.distributed.distributed_run import NOTHING_WRITTEN, digest_of_state
 from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup, agree_on_writes
-from actorflow.distributed.shared_run import NOTHING_WRITTEN, digest_of_state
 from actorflow.distributed.unshard import all_gather_variables, shard_values
 from actorflow.tensor.initial_values import check_values, steps_done
 from actorflow.tensor.tracer import find_source, users_line
@@ -218,9 +218,9 @@ class LiveVariables:
         if names and not (self._group.is_alone or self._is_stepped or self._loop.is_closed):
             raise CompileError(
                 f"{find_source()}: {names[0]!r} is {done} while plan {self._plan.name!r} runs on"
-                f" {self._plan.mesh.num_ranks} ranks, which may be at different steps: on each it"
-                " would be of another step. Do so before or after the run, or between steps of a"
-                " job that is stepped (job.step); for an evaluation give evaluation="
+                f" {self._plan.mesh.num_ranks} ranks, which may be at different steps, so its"
+                " shards would belong to different steps. Do so before or after the run, or"
+                " between calls of job.step; for an evaluation give evaluation="
             )
 
     def whole(self) -> dict[str, Array] | None:

@@ -27,26 +27,30 @@ from memory.report import format_bytes
 
 
 def open_gpus(
-    plan: Plan, indices: Sequence[int], settings: Settings, schedule: LateSchedule
+    plan: Plan, indices: Sequence[int], settings: Settings, schedule: LateSchedule, rank: int = 0
 ) -> list[CudaDevice]:
     """Return a plan's CUDA devices by their numbers, with kernels of the GPU that it is for.
 
-    Where the settings say so the host acts them, late as the schedule is. Raises DeviceError where
-    one cannot be opened or is of another kind than the plan is for, OutOfMemory for one too small.
+    All ranks may have one plan, whose cuda:0 is another GPU on each: as many as a plan names, up to
+    the highest number, are for rank 0, and so on. Where the settings say so the host acts them,
+    late as the schedule is. Raises DeviceError where one cannot be opened or is of another kind
+    than the plan is for, OutOfMemory for one too small.
     """
     gpu, is_deterministic = gpu_of(plan), bool(plan.option("deterministic", False))
     kernels: dict[str, CudaKernel] = {**catalogue.kernels_by_name(gpu)}
-    drivers: list[CudaDriver]
+    first = rank * (max(indices) + 1)
+    numbers = [first + index for index in indices]
     if settings.emulated_gpus:
         kernels |= CUDA_POISON_KERNELS
-        toolchain, cuda = _toolchain(settings), EmulatedCuda(schedule, settings.emulated_gpus)
-        # Whoever names a GPU wants to see what would happen there, be the plan for it or not.
-        acted = gpu_called(settings.gpu, "ACTORFLOW_GPU") if settings.gpu else gpu_named(gpu)
-        seed = settings.sim_seed
-        drivers = [EmulatedDriver(cuda, toolchain, acted, index, seed=seed) for index in indices]
-    else:
-        _check_packages(plan)
-        drivers = _real_drivers(plan, indices, settings)
+    try:
+        drivers = _drivers(plan, numbers, settings, schedule)
+    except DeviceError as error:
+        if not rank:
+            raise
+        raise DeviceError(
+            f"rank {rank} needs GPUs of its own, and its {Device(DeviceKind.CUDA, indices[0])} is"
+            f" number {numbers[0]} of those here: {error}"
+        ) from error
     if settings.gpu or not settings.emulated_gpus:
         for index, driver in zip(indices, drivers, strict=True):
             _check_planned(plan, Device(DeviceKind.CUDA, index), gpu_named(gpu), driver.seen())
@@ -62,6 +66,20 @@ def open_gpus(
         )
         for driver, index in zip(drivers, indices, strict=True)
     ]
+
+
+def _drivers(
+    plan: Plan, numbers: Sequence[int], settings: Settings, schedule: LateSchedule
+) -> list[CudaDriver]:
+    """Return the drivers of GPUs by their numbers here."""
+    if not settings.emulated_gpus:
+        _check_packages(plan)
+        return _real_drivers(plan, numbers, settings)
+    toolchain, cuda = _toolchain(settings), EmulatedCuda(schedule, settings.emulated_gpus)
+    # Whoever names a GPU wants to see what would happen there, be the plan for it or not.
+    acted = gpu_called(settings.gpu, "ACTORFLOW_GPU") if settings.gpu else gpu_named(gpu_of(plan))
+    seed = settings.sim_seed
+    return [EmulatedDriver(cuda, toolchain, acted, number, seed=seed) for number in numbers]
 
 
 def _toolchain(settings: Settings) -> Toolchain:
@@ -105,7 +123,7 @@ def _check_planned(plan: Plan, device: Device, planned: Gpu, seen: DevicePropert
     if seen.capability != planned.capability:
         raise DeviceError(
             f"{what}: its kernels are built for compute capability {dotted(planned.capability)},"
-            f" and it has {dotted(seen.capability)}; compile the job here"
+            f" and this GPU has {dotted(seen.capability)}; compile the job here"
         )
     needed = sum([a.size_bytes for a in plan.arenas if a.place == device.place])
     if needed > seen.memory_bytes:

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from actorflow.environment.settings import logger
+from actorflow.distributed.process_group import ProcessGroup
+from actorflow.environment.settings import Settings, logger
 from actorflow.nn.lease import Claim, Lease, OpenLoop, ParameterStorage, lease, leased, newest
 from actorflow.nn.module import Module
-from actorflow.options.fit_options import Metrics
+from actorflow.options.run_spec import Metrics
 from actorflow.run.runner import Runner
+from actorflow.run.script_guard import guard_noted
 from actorflow.tensor.tracer import find_source
 from actorflow.trace.traces import ModelSignature
 from compiler.contract.errors import CompileError
@@ -35,9 +36,9 @@ def runner_on(
     plan: Plan,
     claim: Claim | None,
     seed: int,
+    settings: Settings,
+    group: ProcessGroup,
     loop: OpenLoop | None = None,
-    *,
-    group: ProcessGroup = SINGLE_PROCESS,
 ) -> Iterator[Runner]:
     """Give a runner with the model's values; with a claim it trains, and the model gets them back.
 
@@ -46,9 +47,13 @@ def runner_on(
     have no part in the run; a line says so.
     """
     cells = model.cells()
-    with nullcontext() if claim is None else leased(cells, claim, loop) as open_lease:
+    lent = nullcontext() if claim is None else leased(cells, claim, loop)
+    with guard_noted(), lent as open_lease:
         try:
-            yield Runner(plan, values=newest(cells), seed=seed, lease=open_lease, group=group)
+            values = newest(cells)
+            yield Runner(
+                plan, values=values, seed=seed, settings=settings, lease=open_lease, group=group
+            )
         finally:
             if claim is not None:
                 _say_replaced(model, cells, claim)
@@ -62,9 +67,9 @@ def _say_replaced(model: Module, trained: Mapping[str, ParameterStorage], claim:
     gone = [path for path, cell in trained.items() if now.get(path) is not cell]
     if gone:
         logger.warning(
-            "%s: parameter %s was replaced or removed while %s ran, which went on with what was"
-            " there before: that has the trained values. Change a model between runs, or train it"
-            " with step",
+            "%s: parameter %s was replaced or removed during %s, which continued with the old"
+            " array: the old array has the trained values. Change a model between runs, or train"
+            " it with step",
             claim.source,
             ", ".join(map(repr, gone)),
             claim.what,

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.compile.plan_facts import batch_fields, batch_parts
+from actorflow.compile.plan_facts import batch_fields, batch_parts, batch_slots, snapshot_rate
 from actorflow.data import DataError, DataSource, check_batch
 from actorflow.data.source import Part, filler_of, is_plain_array
-from actorflow.distributed.shared_run import BatchDigestReporter
+from actorflow.distributed.distributed_run import DistributedRun
 from actorflow.environment.settings import logger
-from actorflow.options.fit_options import Metrics, StopTraining, reason_of
+from actorflow.options.run_spec import Metrics, StopTraining, reason_of
 from actorflow.tensor.tracer import find_source
 from actors.machine.errors import SourceExhausted
 from actors.machine.protocol import Launch, Token
@@ -32,15 +32,23 @@ class OpenCall:
     """The calls of a function of the user, one at a time, each of which ends once.
 
     It ends when the function returns (`settle`), or when it is given up because the run is to stop
-    and the function does not return (`abandon`): then what it brings no longer counts.
+    and the function does not return (`abandon`): then what it brings no longer counts. `is_inside`
+    says that the thread is in the user's code, also in a call that was given up.
 
-    Taking an item of a list is one atomic step, so the two need no lock.
+    Taking an item of a list is one atomic step, so the two need no lock. `begin` and `settle` call
+    nothing of ours: they are part of every step, while other threads wait for the interpreter.
+
+    Args:
+        source: what is called, where `close` may ask it to stop.
     """
 
-    def __init__(self) -> None:
+    __slots__ = ("_is_given_up", "_open", "_source", "is_inside")
+
+    def __init__(self, source: object = None) -> None:
+        self._source = source
         # Holds one None while a call is open; whoever pops it decides whether it counts.
         self._open: list[None] = []
-        self._is_given_up = False
+        self._is_given_up = self.is_inside = False
 
     def begin(self) -> bool:
         """Begin a call; return False when the function was given up."""
@@ -48,49 +56,33 @@ class OpenCall:
         # sees the other, so no call begins unnoticed after a stop.
         self._open.append(None)
         if self._is_given_up:
-            self._taken()
+            self.settle()
             return False
+        self.is_inside = True
         return True
 
     def settle(self) -> bool:
         """End a call that has returned; return whether that still counts."""
-        return self._taken()
-
-    def abandon(self) -> bool:
-        """Allow no more calls; return whether one was under way. What it brings does not count."""
-        self._is_given_up = True
-        return self._taken()
-
-    def _taken(self) -> bool:
+        self.is_inside = False
         try:
             self._open.pop()
         except IndexError:
             return False
         return True
 
-
-class FetchState(OpenCall):
-    """The fetches of a source. `is_inside` says that the thread is in the user's code."""
-
-    def __init__(self, source: DataSource) -> None:
-        super().__init__()
-        self._source = source
-        self.is_inside = False
-
-    def begin(self) -> bool:
-        """Begin a fetch; return False when the source was given up."""
-        self.is_inside = super().begin()
-        return self.is_inside
-
-    def settle(self) -> bool:
-        """End a fetch that has its answer; return whether that still counts."""
-        self.is_inside = False
-        return super().settle()
+    def abandon(self) -> bool:
+        """Allow no more calls; return whether one was under way. What it brings does not count."""
+        self._is_given_up = True
+        try:
+            self._open.pop()
+        except IndexError:
+            return False
+        return True
 
     def close(self) -> None:
-        """Ask a source that blocks in a fetch to stop, if it can be asked.
+        """Ask a source that blocks in a call to stop, if it can be asked.
 
-        A source that is not fetching is left alone: it belongs to the user, who may use it again.
+        A source that is not called is left alone: it belongs to the user, who may use it again.
         """
         close = getattr(self._source, "close", None)
         if self.is_inside and callable(close):
@@ -145,6 +137,16 @@ class Positions:
         for number in [number for number in list(self._states) if number < batch]:
             self._states.pop(number, None)
         self._oldest = batch
+
+
+def positions_of(plan: Plan, source: DataSource, first_step: int) -> Positions | None:
+    """Return what keeps the positions that checkpoints of a plan need; None if it takes none."""
+    each = plan.batches_per_step
+    stride = snapshot_rate(plan) * each
+    if not stride:
+        return None
+    in_flight = batch_slots(plan) + each
+    return Positions(first_step * each, source.state(), stride=stride, in_flight=in_flight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +209,8 @@ class DataPort:
         steps: which steps are fed.
         on_end: called before the end of the stream is announced to the plan.
         positions: keeps those for `position_after`; None for none.
-        on_fed: called with each step that has all its batches, before it begins; None for nobody.
-        given: sees every batch that is whole here, before its step begins; None for nobody.
+        distributed: is told of each batch that is whole here, and of each step that has all of its
+            own, before it begins; None for a run that no other rank is on.
     """
 
     def __init__(
@@ -219,11 +221,11 @@ class DataPort:
         on_end: Callable[[], None],
         *,
         positions: Positions | None = None,
-        on_fed: Callable[[int], None] | None = None,
-        given: BatchDigestReporter | None = None,
+        distributed: DistributedRun | None = None,
     ) -> None:
         self._source = source
-        self._on_fed, self._given = on_fed, given
+        self._distributed = distributed
+        self.reporter = None if distributed is None else distributed.batches(fields.lines)
         self._parts = fields.parts
         batches_per_step = self._batches_per_step = steps.batches
         # In batches, like `_batch`: both count from the beginning of training.
@@ -240,7 +242,7 @@ class DataPort:
         # Taken now: on the port's thread there is no line of the user on the stack.
         self._where = find_source()
         self._positions = positions
-        self._fetching = FetchState(source)
+        self._fetching = OpenCall(source)
         self._turn = threading.Condition()
         self._is_held = self._has_gone_on = self._is_given_up = self._is_closed = False
         self.is_over = False
@@ -257,7 +259,7 @@ class DataPort:
         if fills is not None and set(views) != set(source.spec()):
             fills = None
         # Who reads its own rows alone has said by its fingerprint what the whole is.
-        reporter = None if fills is not None and self._parts else self._given
+        reporter = None if fills is not None and self._parts else self.reporter
 
         def fetch() -> None:
             if self._is_at_end() or not fetching.begin():
@@ -302,13 +304,14 @@ class DataPort:
             # Only at the edge of a step: one that has begun gets all its batches.
             while self._is_held and self._batch % self._batches_per_step == 0:
                 self._turn.wait()
-            self._stay()
+            if self._is_given_up:
+                self._stay()
             if self._total is not None and self._batch >= self._total:  # as it is said by now
                 self._on_end()
                 raise SourceExhausted
             self._batch += 1
-            if self._on_fed is not None and self._batch % self._batches_per_step == 0:
-                self._on_fed(self.num_steps)
+            if self._distributed is not None and self._batch % self._batches_per_step == 0:
+                self._distributed.report_data_ready(self.num_steps)
 
     @property
     def num_steps(self) -> int:
@@ -404,7 +407,7 @@ class DataPort:
         if isinstance(error, StopTraining):
             self.stopped_by = reason_of(error, "the data source")
         elif self._is_stopping and not isinstance(error, StopIteration):
-            logger.warning("the run was to stop when the data source raised %r", error)
+            logger.warning("the run was stopping when the data source raised %r", error)
         elif not isinstance(error, StopIteration):
             self.failure = error
         elif self._batch == self._first_wanted and not self._is_stopping:
@@ -434,8 +437,10 @@ class DataPort:
         return self._is_stopping and self._batch % self._batches_per_step == 0
 
     def _copy(self, batch: Any, views: Token) -> None:
+        # A dict is told at once; what else is a mapping asks Python's own code.
+        fields: Mapping[str, Any] = batch if isinstance(batch, (dict, Mapping)) else {}
         for name, view in views.items():
-            array: Any = batch.get(name) if isinstance(batch, Mapping) else None
+            array: Any = fields.get(name)
             if (
                 # Types are compared here first; `check_batch`, which words the error, runs only for
                 # a wrong batch.
@@ -491,17 +496,14 @@ class MetricsPort:
         def read() -> None:
             if not self._call.begin():
                 return
-            tell()
-            if not self._call.settle():
-                raise SourceExhausted  # nobody waits for it
-
-        def tell() -> None:
             for number, batches in enumerate(steps):
                 self._step += 1
                 outputs = self._of_step(batches, {n: tokens[number][n] for n in rare})
                 if self._watch is not None:
                     self._watch(self._step, outputs)
                 self._on_step(self._step, outputs)
+            if not self._call.settle():
+                raise SourceExhausted  # nobody waits for it
 
         return read
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from actorflow.environment.settings import logger, once
+from compiler.contract.codec import DecodeError, from_json
 from compiler.contract.files import open_regular, read_regular, user_path
 
 # Progress text is never the reason for which a run ends, or waits. A stream may be full, closed,
@@ -62,7 +63,9 @@ class Console:
                 self._send()
         except Exception as error:  # whatever a foreign stream raises
             self._waiting.clear()
-            self._tell_trouble(f"progress cannot be written ({error}); the run goes on without it")
+            self._tell_trouble(
+                f"progress cannot be written ({error}); the run continues without it"
+            )
 
     def _send(self) -> None:
         while self._waiting:
@@ -139,10 +142,20 @@ class MetricsKeeper:
     Args:
         path: the file.
         report: takes the texts.
+        open_file: opens the file; see `MetricsFile`.
+        most_rows: how many rows wait at most for a disk that does not take them.
     """
 
-    def __init__(self, path: str | os.PathLike[str], report: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        report: Callable[[str], object],
+        *,
+        open_file: OpenFile | None = None,
+        most_rows: int = _KEPT_ROWS,
+    ) -> None:
         self._path = Path(path)
+        self._open_file, self._most_rows = open_file or open_for_lines, most_rows
         self._report = report
         self._rows: deque[Mapping[str, Any]] = deque()
         self._num_lost = 0
@@ -157,7 +170,7 @@ class MetricsKeeper:
             self._rows.append(row)
             self._flush()
             # The oldest go: the newest rows say how the run stands when the disk takes them again.
-            while len(self._rows) > _KEPT_ROWS:
+            while len(self._rows) > self._most_rows:
                 self._rows.popleft()
                 self._num_lost += 1
 
@@ -174,7 +187,7 @@ class MetricsKeeper:
     def _flush(self) -> None:
         try:
             if self._file is None:
-                self._file = MetricsFile(self._path)  # it ends a line that was cut
+                self._file = MetricsFile(self._path, self._open_file)  # it ends a line that was cut
             while self._rows:
                 self._file.append(self._rows[0])
                 # After the write: a row that failed stays first in the queue.
@@ -184,9 +197,20 @@ class MetricsKeeper:
                 self._file.close()
                 self._file = None
             self._tell_trouble(
-                f"warning: {self._path} cannot be written ({error}); the run goes on and keeps"
-                f" up to {_KEPT_ROWS:,} rows until it can: free some space"
+                f"warning: {self._path} cannot be written ({error}); the run continues and keeps"
+                f" up to {self._most_rows:,} rows in memory until it can: free some space"
             )
+
+
+OpenFile = Callable[[Path], io.RawIOBase]
+
+
+def open_for_lines(path: Path) -> io.RawIOBase:
+    """Open a file for appending whole lines. Raises OSError."""
+    # O_RDWR: the last byte is read to see whether a line was cut. O_APPEND: a write goes to the
+    # end whatever else has the file open.
+    fd = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    return os.fdopen(fd, "ab", buffering=0)  # unbuffered: one line is one write
 
 
 class MetricsFile:
@@ -194,19 +218,17 @@ class MetricsFile:
 
     Args:
         path: the file; it and its folder are made if they are not there.
+        open_file: opens it, unbuffered and for appending.
 
     Raises:
         OSError: it cannot be opened for appending.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], open_file: OpenFile = open_for_lines) -> None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # O_RDWR: the last byte is read to see whether a line was cut. O_APPEND: a write goes to the
-        # end whatever else has the file open.
-        fd = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-        self._file = os.fdopen(fd, "ab", buffering=0)  # unbuffered: one line is one write
-        if _ends_cut(fd):
+        self._file = open_file(path)
+        if _ends_cut(self._file.fileno()):
             try:
                 self._write(b"\n")
             except OSError:
@@ -244,8 +266,8 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     rows = []
     for line in read_regular(user_path(path), _MOST_BYTES, is_link_followed=True).split(b"\n"):
         try:
-            row = json.loads(line)
-        except ValueError:  # damaged UTF-8 too
+            row = from_json(line)
+        except DecodeError:
             continue
         if isinstance(row, dict):
             rows.append(row)

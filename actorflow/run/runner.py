@@ -14,15 +14,14 @@ import atexit
 import logging
 import os
 import queue
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actorflow.compile.plan_facts import batches_per_step
 from actorflow.data import DataSource
 from actorflow.distributed.process_group import (
     SINGLE_PROCESS,
@@ -36,19 +35,17 @@ from actorflow.distributed.unshard import all_gather_variables
 from actorflow.environment.option_values import accepts_options
 from actorflow.environment.settings import Settings, logger
 from actorflow.nn.lease import frozen
-from actorflow.options.fit_options import (
+from actorflow.options.run_spec import (
     ENDLESS,
-    FitOptions,
     Metrics,
-    check_source,
-    check_steps,
+    RunSpec,
     describe_value,
 )
 from actorflow.run.broken_steps import check_policy
 from actorflow.run.devices import verify_and_build
-from actorflow.run.fitting import FitResult, fit
+from actorflow.run.fitting import FitCall, FitResult
 from actorflow.run.live_variables import LiveVariables
-from actorflow.run.run_options import RunOptions
+from actorflow.run.saving import RunContext
 from actorflow.run.stepping import Stepping, batches_of_step
 from actorflow.run.stopping import drain_outputs, next_of
 from actorflow.run.training_run import Run
@@ -109,8 +106,8 @@ class Runner:
         verify_and_build(plan, self.settings, group)
         self._stepping: Stepping | None = None
 
-    @accepts_options(FitOptions)
-    def fit(self, options: FitOptions) -> FitResult:
+    @accepts_options(RunSpec)
+    def fit(self, run_spec: RunSpec) -> FitResult:
         """Train until `steps` steps are done in total, continuing from the newest valid checkpoint.
 
         Raises:
@@ -123,18 +120,19 @@ class Runner:
         What `on_step`, `on_result` or the data source raises comes out as it is, after the last
         finished step was checkpointed; StopTraining ends the run cleanly, and `fit` returns.
         """
-        return self.run(options)
+        return self.run(run_spec)
 
-    def run(self, options: FitOptions) -> FitResult:
+    def run(self, run_spec: RunSpec) -> FitResult:
         """Do what `fit` does, with the options in one."""
-        check_policy(self.plan, options.on_nan)
+        check_policy(self.plan, run_spec.on_nan)
         self.close()
-        if options.seed is not None and options.seed != self.seed:
-            self.seed = options.seed
+        if run_spec.seed is not None and run_spec.seed != self.seed:
+            self.seed = run_spec.seed
             # The seed is a variable of the plan as well; a former run's must not win over the new
             # one.
             self.given = {name: a for name, a in self.given.items() if name != "seed"}
-        return fit(self, options)
+        with ExitStack() as stack:
+            return FitCall(self, run_spec, stack).run()
 
     def stream(
         self, data: DataSource, *, steps: int | None = None, on_nan: str = "raise"
@@ -145,13 +143,15 @@ class Runner:
         Variables continue from where this runner's last call left them. All ranks take as many
         outputs: one whose loop was ended by another's raises CompileError at its end.
         """
-        check_source(data)
-        if steps is not None:
-            check_steps(steps)
-        check_policy(self.plan, on_nan)
+        return self.streamed(RunSpec.of_stream(data, steps, on_nan))
+
+    def streamed(self, run_spec: RunSpec) -> Generator[Metrics, None, None]:
+        """Do what `stream` does, with the options in one."""
+        check_policy(self.plan, run_spec.on_nan)
+        steps = None if run_spec.steps == ENDLESS else run_spec.steps
         # A generator: all of this runs at the first `next`, in the same order on all ranks.
         check_same_steps(self.group, steps)
-        check_same_data(self.group, data, self.seed)
+        check_same_data(self.group, run_spec.data, self.seed)
         self.close()
         # A full queue blocks the metrics port, whose slots then hold the steps back.
         outputs: queue.Queue[Metrics | None] = queue.Queue(maxsize=_STREAM_AHEAD)
@@ -159,19 +159,20 @@ class Runner:
         first = steps_done(values)
         run = Run(
             self.plan,
-            data,
-            RunOptions(
-                values=values,
-                first_step=first,
-                total_steps=first + (ENDLESS if steps is None else steps),
+            replace(
+                run_spec,
+                steps=min(first + run_spec.steps, ENDLESS),
                 on_step=lambda step, metrics: outputs.put(metrics),
-                on_nan=on_nan,
-                on_finished=lambda: outputs.put(None),
-                warn=logger.warning,
+            ),
+            RunContext(
                 # Whoever iterates may take his time: that is no stall.
                 settings=replace(self.settings, stall_seconds=0.0),
+                first_step=first,
                 group=self.group,
+                warn=logger.warning,
+                on_finished=lambda: outputs.put(None),
             ),
+            values,
         )
         # An iterator that is still alive at exit would wait for threads that are gone by then.
         reason = f"rank {self.group.rank} left its loop over stream"
@@ -199,10 +200,11 @@ class Runner:
             run.wait()
             if stopped_by and count != steps and not run.is_data_over:
                 raise CompileError(
-                    f"{find_source()}: {stopped_by[0]}, which ended that of rank {self.group.rank}"
-                    f" after {count} of {'all' if steps is None else steps} outputs: every step"
-                    " takes all ranks. Leave the loop after the same output on all, by what all"
-                    " have in common, such as its number or the loss"
+                    f"{find_source()}: {stopped_by[0]}, which ended that of rank"
+                    f" {self.group.rank} after {count} of {'all' if steps is None else steps}"
+                    " outputs: every step takes all ranks. Leave the loop after the same output"
+                    " on all ranks, by a condition that is equal on all, such as the step or the"
+                    " loss"
                 )
 
     def step(self, batch: Mapping[str, Array] | Sequence[Mapping[str, Array]]) -> Metrics:
@@ -216,14 +218,14 @@ class Runner:
         before the plan was opened, on such a device to those that were read last between steps (of
         a model, by any look at a parameter). A line of the log says so.
         """
-        batches = batches_of_step(batch, batches_per_step(self.plan), f"plan {self.plan.name!r}")
+        batches = batches_of_step(batch, self.plan.batches_per_step, f"plan {self.plan.name!r}")
         if self._stepping is not None:
             self._stepping.run.loop.check_process()
         else:
             every = self.plan.int_option("metrics_every", 1)
             if every != 1:
                 raise CompileError(
-                    f"plan {self.plan.name!r} hands the outputs of {every} steps on together, so a"
+                    f"plan {self.plan.name!r} returns the outputs of {every} steps together, so a"
                     " single step has none; compile the job with metrics_every=1"
                 )
             values = self.first()
@@ -304,9 +306,9 @@ class Runner:
         """
         if self._live is not None and not self._live.is_over:
             raise CompileError(
-                f"{find_source()}: a runner of plan {self.plan.name!r} was called while another"
-                " call of it goes on: of two copies of its variables one would be lost. Let the"
-                " other end first, or make a second Runner"
+                f"{find_source()}: a runner of plan {self.plan.name!r} was called during another"
+                " call of it: two runs cannot change the same variables. Let the other call end"
+                " first, or make a second Runner"
             )
         self._newest = self._open = run
         self._live = run.variables
@@ -344,8 +346,8 @@ class Runner:
             if lost_with := run.variables.lost_with:
                 why = f"the variables of plan {self.plan.name!r} went with a device: {lost_with}"
                 self.given = before = {**self.given, **(values or {})}
-            then = "that were read last" if lost_with and values else "before the run"
-            logger.warning("%s; the variables go back to those %s", why, then)
+            then = "values read last" if lost_with and values else "values before the run"
+            logger.warning("%s; the variables return to their %s", why, then)
         elif self.plan.mesh.num_ranks == 1:
             self.given = variables
         else:
@@ -385,8 +387,8 @@ class Runner:
         if why:
             logger.log(
                 logging.INFO if why is _DROPPED else logging.WARNING,
-                "plan %r has its variables on several ranks, and not all of them came to the end of"
-                " the run (%s): they go back to those before it",
+                "plan %r has its variables on several ranks, and not all ranks finished the run"
+                " (%s): the variables return to their values before the run",
                 self.plan.name,
                 why,
             )

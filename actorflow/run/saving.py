@@ -1,4 +1,6 @@
-"""Between a run and its checkpoints: what is saved and restored, and whether both belong together.
+"""Between a run and its checkpoints: what is saved, when, and restored; do both belong together?
+
+`CheckpointScheduler` decides which snapshots become checkpoints, `Saver` writes them.
 
 Saved: every variable (parameters in one group of shards, optimizer state and counters in another),
 the step, the seed, the position of the data source after that step, its fingerprint, the plan's
@@ -8,8 +10,10 @@ hash and its kernels.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -19,21 +23,23 @@ from actorflow.checkpoint.manifest import Expected
 from actorflow.compile.plan_facts import saved_variables, written_variables
 from actorflow.data import DataError, DataSource
 from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from actorflow.environment.settings import is_worth_a_line
-from actorflow.options.fit_options import WARN
+from actorflow.distributed.unshard import ShardGatherer, saved_shards
+from actorflow.environment.settings import Settings, is_worth_a_line, logger
+from actorflow.options.run_spec import WARN
 from actorflow.run.broken_steps import NonFiniteLoss
 from actorflow.tensor.initial_values import whole_type
 from compiler.contract.codec import printable
-from compiler.contract.errors import CompileError, InternalError
+from compiler.contract.errors import CompileError, InternalError, PeerFailed
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import ActorKind
 from compiler.graph.target import GOOD_STEPS, LOSS_SCALE, SKIPPED
 from compiler.ops.primitives.sources import OF_MODEL
+from memory.report import format_bytes
 
 if TYPE_CHECKING:
     from actorflow.checkpoint.manager import CheckpointManager
     from actorflow.checkpoint.reader import LoadedCheckpoint
-    from actorflow.options.fit_options import FitOptions
+    from actorflow.options.run_spec import RunSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +100,9 @@ class Saver:
         manager: an opened manager.
         plan: gives the plan's hash, and its kernels.
         state: what is saved, of all ranks.
-        options: of the run: when a snapshot is due, and what is to be done where it cannot be
-            saved. The fingerprint of their data goes into every manifest.
+        run_spec: what is to be done where a snapshot cannot be saved. The fingerprint of its data
+            goes into every manifest.
+        period: when a snapshot is due.
         seed: of the run.
         first_step: step that is restored or initial, so need not be saved.
         report: receives notices.
@@ -106,7 +113,8 @@ class Saver:
         manager: CheckpointManager,
         plan: Plan,
         state: JobState,
-        options: FitOptions,
+        run_spec: RunSpec,
+        period: Every,
         *,
         seed: int,
         first_step: int,
@@ -120,22 +128,22 @@ class Saver:
         self._num_failures = 0
         self._plan_hash = plan.graph_hash
         self._config = dict(plan.options) | {"job": plan.name, "kernels": _kernels(plan)}
-        self._fingerprint = options.data.fingerprint()
+        self._fingerprint = run_spec.data.fingerprint()
         self._seed = seed
-        self._every = every = Every.parse(options.every)
-        self._keeps_nan = options.on_nan == WARN
-        self._raises = options.on_save_error == "raise"
+        self._period = period
+        self._keeps_nan = run_spec.on_nan == WARN
+        self._raises = run_spec.on_save_error == "raise"
         self._last_step = first_step
         self._last_ns = time.monotonic_ns()
-        if first_step == 0 and every.seconds is not None:
+        if first_step == 0 and period.seconds is not None:
             # A new run keeps its first snapshot, so that an early kill is no fresh start.
-            self._last_ns -= int(every.seconds * 1e9)
+            self._last_ns -= int(period.seconds * 1e9)
         self._report = report
 
     def is_due(self, step: int) -> bool:
         """Whether the policy wants a checkpoint of this step now."""
         now_ns, last_ns = time.monotonic_ns(), self._last_ns
-        return self._every.is_due(
+        return self._period.is_due(
             step=step, now_ns=now_ns, last_step=self._last_step, last_ns=last_ns
         )
 
@@ -192,7 +200,7 @@ class Saver:
         if not self._last_step:
             return "no checkpoint was written yet"
         directory = self._manager.directory
-        return f"the newest checkpoint is that of step {self._last_step} in {directory}"
+        return f"the newest checkpoint is of step {self._last_step} in {directory}"
 
     def finish(self) -> None:
         """Raise the error that kept the last state of the run from being saved, if there is one.
@@ -210,9 +218,140 @@ class Saver:
         self._num_failures += 1
         if is_worth_a_line(self._num_failures):
             self._report(
-                f"{error}. The run goes on (on_save_error='warn') and tries again with the next"
-                " checkpoint that is due"
+                f"{error}. The run continues (on_save_error='warn') and tries again at the next"
+                " checkpoint"
             )
+
+
+def _ignore(text: str) -> None:
+    """Hear of nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """What a run has besides its plan and `RunSpec`: where it begins, its ranks, who saves.
+
+    Args:
+        settings: where a trace goes, and whether invariants are checked.
+        first_step: steps done before this run.
+        is_resumed: whether a checkpoint says where the data goes on.
+        is_stepped: whether each step is admitted by itself, and nothing runs between two.
+        group: this rank among those that run the job.
+        saver: writes the checkpoints, on the first rank alone.
+        directory: of the run, for what the watchdog writes; None when it has none.
+        warn: receives warnings.
+        on_finished: called once when the run is over in any way, before `wait` returns.
+    """
+
+    settings: Settings
+    first_step: int = 0
+    is_resumed: bool = False
+    is_stepped: bool = False
+    group: ProcessGroup = SINGLE_PROCESS
+    saver: Saver | None = None
+    directory: Path | None = None
+    warn: Callable[[str], object] = _ignore
+    on_finished: Callable[[], object] | None = None
+
+
+# The same snapshots become checkpoints on all ranks. A period in steps is counted, so all ranks
+# come to the same. A period of time is that of the first rank's clock: it asks for a checkpoint,
+# and the coordinator names a step that no rank has begun, on all of them
+# (`actorflow.distributed.agreement`); the first snapshot from there on is the one. Then every rank
+# tells what it has, and the first writes the whole: at once where that has all of it, else when the
+# parts have come (`ShardGatherer`). Meanwhile training goes on.
+
+
+class CheckpointScheduler:
+    """What becomes of the snapshots of one run. All ranks make it at the same place.
+
+    `is_due` and `save` belong to the thread of the snapshots.
+
+    Args:
+        plan: of the run.
+        period: of its checkpoints, the same on all ranks; None where it writes none.
+        context: of the run.
+        ask: asks for a checkpoint on all ranks, soon.
+    """
+
+    def __init__(
+        self, plan: Plan, period: Every | None, context: RunContext, ask: Callable[[], object]
+    ) -> None:
+        self._saver, self._period, self._ask = context.saver, period, ask
+        self._last_step = context.first_step
+        # Filled by the link's thread, emptied by that of the snapshots; both ends are atomic.
+        self._told: deque[int] = deque()
+        self._joining: ShardGatherer | None = None
+        self._is_shared = context.group is not SINGLE_PROCESS
+        if self._is_shared and period is not None:
+            self._joining = ShardGatherer(
+                plan.mesh, saved_shards(plan), context.group, context.settings.rank_seconds
+            )
+            if self._saver is not None and self.needs_others:
+                size = format_bytes(self._joining.size_bytes)
+                logger.info("rank 0 joins the parts of variables for checkpoints in %s", size)
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether a checkpoint takes what other ranks have."""
+        return self._joining is not None and self._joining.size_bytes > 0
+
+    def schedule(self, step: int) -> None:
+        """Mark the first snapshot from a step on as due. On any thread, in order of steps."""
+        self._told.append(step)
+
+    def is_due(self, step: int) -> bool:
+        """Whether the snapshot of a step is to be saved."""
+        period, saver = self._period, self._saver
+        if period is None:
+            return False
+        if not self._is_shared:
+            return saver is not None and saver.is_due(step)
+        if period.seconds is None:
+            is_due = period.is_due(step=step, now_ns=0, last_step=self._last_step, last_ns=0)
+        else:
+            is_due = bool(self._told) and self._told[0] <= step
+            # Several may be due by now: one checkpoint answers them all.
+            while self._told and self._told[0] <= step:
+                self._told.popleft()
+            # What was told and is still to come is answer enough; asking twice is one question.
+            if not (is_due or self._told) and saver is not None and saver.is_due(step):
+                self._ask()
+        if is_due:
+            self._last_step = step
+        return is_due
+
+    def save(
+        self,
+        step: int,
+        arrays: Mapping[str, Array],
+        position: Callable[[int], Mapping[str, Any]],
+    ) -> None:
+        """Save a snapshot, or this rank's share of it; `position` says where the data is after it.
+
+        Returns when the first rank has all, there when it is durable. Raises what `Saver.save`
+        does, and PeerFailed where another rank ended.
+        """
+        joining, saver = self._joining, self._saver
+        if joining is not None and saver is None:
+            joining.send_shards(step, arrays)
+        elif saver is not None:
+            whole = arrays if joining is None else joining.gather_shards(step, arrays)
+            saver.save(step, whole, position(step))
+
+    def stop(self, error: BaseException) -> None:
+        """Wait for no other rank any more, because of an error; from any thread."""
+        if self._joining is not None:
+            self._joining.stop(str(error))
+
+    def close(self) -> None:
+        """Make a save that waits for another rank raise."""
+        self.stop(PeerFailed("the run is over"))
+
+    def release(self) -> None:
+        """Let go of what was made for it, when no save goes on. Idempotent."""
+        if self._joining is not None:
+            self._joining.close()
 
 
 def start_from(
@@ -276,10 +415,10 @@ def _newest(
 def _of_nan(step: int, sound: int | None) -> str:
     text = f"the checkpoint of step {step} holds NaN: the run began to fail before it; "
     if sound is None:
-        return text + "there is none without NaN before it"
+        return text + "there is no earlier one without NaN"
     return text + (
-        f"the newest without NaN is that of step {sound}: to go on from there, move the newer ones"
-        " out of the directory"
+        f"the newest one without NaN is of step {sound}: to continue from there, move the newer"
+        " ones out of the directory"
     )
 
 

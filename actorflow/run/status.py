@@ -8,24 +8,32 @@ to the reporter and to the user.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from actorflow.environment.settings import logger, once
-from actorflow.options.fit_options import Metrics, OnResult, OnStep, Results
+from actorflow.options.run_spec import Metrics, OnResult, OnStep, Results
 from actorflow.run.report import Console, Reporter
 from actorflow.run.stopping import ON_RESULT, ON_STEP, Stopper
 from actors.machine.history import Statistics
-from compiler.contract.codec import Bounds, DecodeError, float_in, int_in, printable, shown
+from compiler.contract.codec import (
+    Bounds,
+    DecodeError,
+    from_json,
+    from_object,
+    printable,
+    shown,
+    text_where,
+    to_json,
+    to_object,
+)
 from compiler.contract.errors import ActorflowError
 from compiler.contract.files import read_regular, replace_regular, user_path
 from compiler.contract.plan import Plan
@@ -38,6 +46,14 @@ _FORMAT = 1
 _MOST_BYTES = 64 << 20
 """Of the file. An actor takes some 200 bytes."""
 _INTERVAL_S = 1.0
+_NOT_FINITE = ("nan", "inf", "-inf")
+
+# A status may come from anywhere, as a plan may: a text can do nothing on a terminal.
+
+Label = Annotated[str, printable]
+Quantity = Annotated[int, Bounds(0, (1 << 63) - 1)]
+Measure = Annotated[float, Bounds(-1e18, 1e18)]
+State = Annotated[str, text_where(STATES.__contains__, f"one of {', '.join(STATES)}")]
 
 
 class StatusError(ActorflowError):
@@ -51,12 +67,12 @@ class ActorStatus:
     `waits` counts firings by what they waited for last: "input batch", "register loss", "self".
     """
 
-    name: str
-    stream: str
-    firings: int
-    busy_share: float
-    ms_per_firing: float
-    waits: Mapping[str, int] = field(default_factory=dict)
+    name: Label
+    stream: Label
+    firings: Quantity
+    busy_share: Measure
+    ms_per_firing: Measure
+    waits: Mapping[Label, Quantity] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,49 +84,46 @@ class Status:
     was one. `total_steps` is None when the run has no end.
     """
 
-    job: str
-    pid: int
-    host: str
-    state: str
-    written_at_s: float
-    elapsed_s: float
-    step: int
-    total_steps: int | None
-    steps_per_s: float | None
+    job: Label
+    pid: Quantity
+    host: Label
+    state: State
+    written_at_s: Measure
+    elapsed_s: Measure
+    step: Quantity
+    total_steps: Quantity | None
+    steps_per_s: Measure | None
     loss: float | None
-    arena_bytes: int
-    streams: Mapping[str, float] = field(default_factory=dict)
+    arena_bytes: Quantity
+    streams: Mapping[Label, Measure] = field(default_factory=dict)
     actors: tuple[ActorStatus, ...] = ()
+    format: int = _FORMAT
 
-    def to_json(self) -> str:
+    def to_json(self) -> bytes:
         """Return the file's text. JSON has no NaN, so a loss of NaN becomes the text "nan"."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        values["actors"] = [{n: getattr(a, n) for n in a.__slots__} for a in self.actors]
-        values["format"] = _FORMAT
+        values = to_object(self)
         if self.loss is not None and not math.isfinite(self.loss):
             values["loss"] = str(self.loss)
-        # On one line: with an indent, json calls Python functions of its own for every value, which
-        # was most of what a run's metrics cost.
-        return json.dumps(values, allow_nan=False)
+        return to_json(values)
 
     @staticmethod
-    def from_json(text: str | bytes, where: str = STATUS_FILE) -> Status:
+    def from_json(text: bytes, where: str = STATUS_FILE) -> Status:
         """Read a file's text back. Raises StatusError when it is damaged or of another version."""
         try:
-            values = json.loads(text)
-            if values["format"] != _FORMAT:
+            values = from_json(text)
+            fields = values if isinstance(values, dict) else {}
+            if (version := fields.get("format", _FORMAT)) != _FORMAT:
                 raise StatusError(
-                    f"{where} has status format {shown(values['format'])}, this actorflow reads"
+                    f"{where} has status format {shown(version)}, this actorflow reads"
                     f" format {_FORMAT}; use the version that runs the job"
                 )
-            return _parsed(values)
+            if (loss := fields.get("loss")) in _NOT_FINITE:
+                return replace(from_object(Status, fields | {"loss": None}), loss=float(loss))
+            return from_object(Status, values)
         except DecodeError as error:
-            what = f"{error.way} {error.said}"
-        except (ValueError, TypeError, LookupError, RecursionError) as error:
-            what = f"{type(error).__name__}: {error}"
-        raise StatusError(
-            f"{where} is damaged ({what}); a run that goes on writes it anew within a second"
-        )
+            raise StatusError(
+                f"{where} is damaged ({error}); a running job writes it again within a second"
+            ) from None
 
 
 def read_status(run: str | os.PathLike[str]) -> Status:
@@ -119,7 +132,8 @@ def read_status(run: str | os.PathLike[str]) -> Status:
     path = directory / STATUS_FILE
     if not directory.is_dir():
         raise StatusError(
-            f"there is no run {str(run)!r}: no such directory; give what fit got as checkpoint="
+            f"there is no run {str(run)!r}: the directory does not exist; give the one that fit"
+            " got as checkpoint="
         )
     try:
         text = read_regular(path, _MOST_BYTES)
@@ -145,7 +159,6 @@ class StatusWriter:
         total_steps: the last step, or None.
         clock: seconds, monotonic.
         time_of_day: seconds since 1970.
-        interval_s: least time between two writes.
         report: takes the text of a warning.
         is_ours: whether the folder is still that of the run; asked before every write.
     """
@@ -159,7 +172,6 @@ class StatusWriter:
         total_steps: int | None,
         clock: Callable[[], float] = time.monotonic,
         time_of_day: Callable[[], float] = time.time,
-        interval_s: float = _INTERVAL_S,
         report: Callable[[str], object] = logger.warning,
         is_ours: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -169,7 +181,6 @@ class StatusWriter:
         self._total_steps = total_steps
         self._clock = clock
         self._time_of_day = time_of_day
-        self._interval_s = interval_s
         self._tell_trouble = once(report)
         self._is_ours = is_ours
         self._statistics: Callable[[], Statistics] | None = None
@@ -207,19 +218,19 @@ class StatusWriter:
         statistics = self._statistics()
         status = self._status(state, now, statistics)
         self._before = (now, self._step, statistics)
-        self._due_s = now + self._interval_s
+        self._due_s = now + _INTERVAL_S
         if not self._is_ours():
             self._tell("its folder is no longer that of the run")
             return
         try:
-            replace_regular(self._path, status.to_json().encode())
+            replace_regular(self._path, status.to_json())
         except OSError as error:
             self._tell(str(error.strerror))
 
     def _tell(self, why: str) -> None:
         self._tell_trouble(
-            f"{self._path} cannot be written ({why}); the run goes on, but 'actorflow top' does"
-            " not see it meanwhile"
+            f"{self._path} cannot be written ({why}); the run continues, and 'actorflow top'"
+            " cannot show it meanwhile"
         )
 
     def _status(self, state: str, now: float, statistics: Statistics) -> Status:
@@ -262,75 +273,6 @@ def _actor_status(statistics: Statistics, before: Statistics | None, index: int)
         ms_per_firing=actor.ns_per_firing / 1e6,
         waits={str(wait): wait.count for wait in actor.waits},
     )
-
-
-def _parsed(values: Mapping[str, Any]) -> Status:
-    """Return the record of a file's values; raises what a wrong one raises."""
-    status: Status = _record(Status, values)
-    if status.state not in STATES:
-        raise ValueError(f"no such state: {status.state!r}")
-    return status
-
-
-# A status may come from anywhere, as a plan may: every value has the type of its field, and a text
-# can do nothing on a terminal.
-
-_COUNT = Bounds(0, (1 << 63) - 1)
-_NUMBER = Bounds(-1e18, 1e18)
-_NOT_FINITE = ("nan", "inf", "-inf")
-
-
-def _text(item: Any) -> str:
-    # type() and not isinstance: what json makes has these types exactly, and a bool is no int.
-    if type(item) is not str:
-        raise DecodeError(item, "a text")
-    return printable(item)
-
-
-def _loss(item: Any) -> float:
-    return float(item) if item in _NOT_FINITE else float_in(None, item)
-
-
-def _numbers(read: Callable[[Any], Any], item: Any) -> dict[str, Any]:
-    if type(item) is not dict:
-        raise DecodeError(item, "an object")
-    return {printable(key): read(number) for key, number in item.items()}
-
-
-def _actors(rows: Any) -> tuple[ActorStatus, ...]:
-    if type(rows) is not list:
-        raise DecodeError(rows, "a list of actors")
-    return tuple([_record(ActorStatus, row) for row in rows])
-
-
-_int, _float = partial(int_in, _COUNT), partial(float_in, _NUMBER)
-_READ: dict[str, Callable[[Any], Any]] = {
-    "str": _text,
-    "int": _int,
-    "float": _float,
-    "int | None": _int,
-    "float | None": _loss,
-    "Mapping[str, int]": partial(_numbers, _int),
-    "Mapping[str, float]": partial(_numbers, _float),
-    "tuple[ActorStatus, ...]": _actors,
-}
-"""How a field of each type is read; each raises DecodeError."""
-
-
-def _record(kind: Any, values: Mapping[str, Any]) -> Any:
-    """Return a record of some values, each of the type that the field has."""
-    if type(values) is not dict:
-        raise DecodeError(values, "an object")
-    fields = {}
-    for name, type_ in kind.__annotations__.items():
-        # Annotations are texts under `from __future__ import annotations`.
-        is_none = values[name] is None and type_.endswith("| None")
-        try:
-            fields[name] = None if is_none else _READ[type_](values[name])
-        except DecodeError as wrong:
-            wrong.way = wrong.way or name
-            raise
-    return kind(**fields)
 
 
 class Listener:

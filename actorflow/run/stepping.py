@@ -11,8 +11,8 @@ import numpy as np
 from actorflow.compile.plan_facts import batch_fields
 from actorflow.distributed.process_group import ProcessGroup
 from actorflow.environment.settings import Settings
-from actorflow.options.fit_options import Metrics
-from actorflow.run.run_options import RunOptions
+from actorflow.options.run_spec import ENDLESS, Metrics, RunSpec
+from actorflow.run.saving import RunContext
 from actorflow.run.stopping import next_of
 from actorflow.run.training_run import Run
 from actorflow.tensor.initial_values import steps_done
@@ -75,16 +75,19 @@ class Stepping:
         self._outputs: queue.SimpleQueue[Metrics | None] = queue.SimpleQueue()
         self.run = Run(
             plan,
-            self._mailbox,
-            RunOptions(
-                values=values,
-                first_step=steps_done(values),
+            RunSpec(
+                self._mailbox,
+                steps=ENDLESS,
                 on_step=lambda step, metrics: self._outputs.put(metrics),
-                on_finished=lambda: self._outputs.put(None),
-                settings=settings,
-                group=group,
-                is_stepped=True,
             ),
+            RunContext(
+                settings=settings,
+                first_step=steps_done(values),
+                is_stepped=True,
+                group=group,
+                on_finished=lambda: self._outputs.put(None),
+            ),
+            values,
         )
         try:
             self.run.start()

@@ -16,7 +16,7 @@ from queue import Empty, Queue, SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from actorflow.options.fit_options import StopTraining, reason_of
+from actorflow.options.run_spec import StopTraining, reason_of
 
 if TYPE_CHECKING:
     from actorflow.run.training_run import Run
@@ -61,9 +61,14 @@ class Stopper:
     """Stops one run when it is asked to, and attends it until it is over.
 
     `reasons` says who asked, in order. `failure` is what a callback raised.
+
+    Args:
+        patience_s: how long it waits for a source.
+        late_s: how much longer it waits for a function of the user, on one of several ranks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, patience_s: float = PATIENCE_S, late_s: float = LATE_S) -> None:
+        self._patience_s, self._late_s = patience_s, late_s
         self.reasons: list[str] = []
         self.failure: BaseException | None = None
         self._calls: dict[str, float] = {}
@@ -117,21 +122,22 @@ class Stopper:
     def attend(self, notice: Callable[[str], object]) -> None:
         """Block until the run is over; say at once what happens when it is asked to stop."""
         is_told, is_held, look_s = False, False, None
-        # First PATIENCE_S for sources, then every LATE_S for functions that still do not return.
+        # First the patience for sources, then looks at functions that still do not return.
         while (event := self._next(look_s)) != _OVER:
             if self._run is None:
                 return
             if event is None:
                 now_s = time.monotonic()
                 if is_held:
-                    is_late = any([now_s - since_s > LATE_S for since_s in [*self._calls.values()]])
+                    waited_s = [now_s - since_s for since_s in [*self._calls.values()]]
+                    is_late = any([seconds > self._late_s for seconds in waited_s])
                     self._run.give_up_users(are_callbacks_late=is_late)
                 else:
                     self._run.give_up_sources()
-                is_held, look_s = True, now_s + LATE_S
+                is_held, look_s = True, now_s + self._late_s
             elif not is_told:
-                is_told, look_s = True, time.monotonic() + PATIENCE_S
-                notice(_stopping_text(event, self._waited_for(self._run)))
+                is_told, look_s = True, time.monotonic() + self._patience_s
+                notice(_stopping_text(event, self._waited_for(self._run), self._patience_s))
 
     def wait(self) -> None:
         """Return when the run has ended well; else raise why not, a callback's error first."""
@@ -188,7 +194,9 @@ def next_of(items: Queue[Item] | SimpleQueue[Item], until_s: float | None = None
                 raise
 
 
-def drain_outputs(run: Run, outputs: Queue[Any], reason: str) -> None:
+def drain_outputs(
+    run: Run, outputs: Queue[Any], reason: str, *, patience_s: float = PATIENCE_S
+) -> None:
     """Stop a run whose outputs are no longer read; return at the None that ends them.
 
     Returns at once in a forked child, where no thread would ever put that None.
@@ -197,7 +205,7 @@ def drain_outputs(run: Run, outputs: Queue[Any], reason: str) -> None:
         return
     if not run.is_over:  # the others of several ranks would hear of a stop
         run.stop(reason)
-    give_up_s: float | None = time.monotonic() + PATIENCE_S
+    give_up_s: float | None = time.monotonic() + patience_s
     is_over = False
     while not is_over:
         try:
@@ -208,10 +216,10 @@ def drain_outputs(run: Run, outputs: Queue[Any], reason: str) -> None:
     outputs.put(None)  # whoever drains it once more finds the end
 
 
-def _stopping_text(reason: str, waited_for: str) -> str:
+def _stopping_text(reason: str, waited_for: str, patience_s: float) -> str:
     text = f"{reason}: stopping after the step that is under way"
     if waited_for:
-        text += f"; waiting for {waited_for}, for a data source at most {PATIENCE_S} s"
+        text += f"; waiting for {waited_for}, for a data source at most {patience_s} s"
     if reason not in ("SIGINT", "SIGTERM"):
         return text
     return f"{text}; {reason} again quits at once, {AGAIN_S:g} s later or more"

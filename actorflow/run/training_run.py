@@ -7,24 +7,28 @@ a job are three ways to listen to one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from actorflow.compile.plan_facts import (
-    batch_slots,
-    batches_per_step,
-    credits_after,
-    snapshot_rate,
-    takes_snapshots,
+from actorflow.compile.plan_facts import credits_after
+from actorflow.data import DataError
+from actorflow.distributed.distributed_run import DistributedRun
+from actorflow.distributed.messages import (
+    CheckpointAt,
+    CutAt,
+    EndAt,
+    GiveUpData,
+    HoldRequested,
+    Instruction,
+    StepsGranted,
 )
-from actorflow.data import DataError, DataSource
-from actorflow.distributed.process_group import DistributedRun, ProcessGroup
-from actorflow.distributed.shared_run import BatchDigestReporter
 from actorflow.environment.host import is_cuda
 from actorflow.environment.settings import SettingsError, logger
+from actorflow.options.run_spec import RunSpec
 from actorflow.run.devices import (
     device_notice,
     devices_of,
@@ -33,21 +37,8 @@ from actorflow.run.devices import (
     with_poison,
 )
 from actorflow.run.live_variables import LiveVariables
-from actorflow.run.ports import (
-    CheckpointPort,
-    DataPort,
-    FedSteps,
-    MetricsPort,
-    Positions,
-    ReadFields,
-)
-from actorflow.run.run_options import (
-    CheckpointScheduler,
-    EvaluationDataPort,
-    RunOptions,
-    broken_steps_of,
-    evaluation_ports,
-)
+from actorflow.run.run_ports import RunPorts
+from actorflow.run.saving import RunContext
 from actors.kernels.common.host_memory import quiet_floating_point
 from actors.loop.admission import QuiescentCallback
 from actors.loop.dispatch import LoopOptions
@@ -56,9 +47,9 @@ from actors.loop.loop import Loop
 from actors.loop.timeline import LaunchTrace, Timeline, write_chrome_trace
 from actors.loop.watchdog import WatchdogOptions
 from actors.machine.errors import ActorFailed
-from actors.machine.protocol import DeviceFault, HostPort
+from actors.machine.protocol import Communicator, DeviceFault
 from actors.machine.table import MachineTable
-from compiler.contract.errors import ActorflowError, CompileError, InternalError, PeerFailed
+from compiler.contract.errors import ActorflowError, InternalError, PeerFailed
 from compiler.contract.plan import Plan
 from compiler.contract.types import numpy_dtype
 from compiler.graph.target import SKIPPED
@@ -111,6 +102,52 @@ def _title(plan: Plan) -> str:
 Array = np.ndarray[Any, Any]
 
 
+@dataclass(slots=True)
+class RunRanks:
+    """The other ranks of a run, by both ways to them; each is None where it is not needed.
+
+    `distributed` has what the ranks agree on, `communicator` the memory of their collectives.
+    """
+
+    distributed: DistributedRun | None
+    communicator: Communicator | None = None
+
+    def begin(self) -> None:
+        """Meet the others. Raises PeerFailed without them."""
+        if self.distributed is not None:
+            self.distributed.begin()
+        if self.communicator is not None:
+            self.communicator.ready()
+
+    def abort(self, reason: str, at_fault: int | None = None) -> None:
+        """Make collectives that wait, on any rank, raise; from any thread."""
+        if self.communicator is not None:
+            self.communicator.abort(reason, at_fault)
+
+    def ended(self, step: int) -> None:
+        """Report that this rank has ended its run after a step."""
+        if self.distributed is not None:
+            self.distributed.ended(step)
+
+    def close(self) -> None:
+        """Release the memory of the others, when no launch runs. Idempotent."""
+        if self.communicator is not None:
+            self.communicator.close()
+
+
+@dataclass(slots=True)
+class RunEnd:
+    """How a run comes to its end.
+
+    `is_over` says that it has. `cut` is the last step of a run that ends without the data of later
+    ones, else None. `is_deaf` says that callbacks are no longer called.
+    """
+
+    is_over: bool = False
+    cut: int | None = None
+    is_deaf: bool = False
+
+
 class Run:
     """A plan that is open on this machine, over a source that gives the plan's batch fields.
 
@@ -119,58 +156,53 @@ class Run:
         OutOfMemory: the arena cannot be allocated.
     """
 
-    def __init__(self, plan: Plan, source: DataSource, options: RunOptions) -> None:
-        settings = options.settings
-        set_blas_threads(plan, settings, options.warn)
+    def __init__(
+        self, plan: Plan, run_spec: RunSpec, context: RunContext, values: Mapping[str, Array]
+    ) -> None:
+        settings, group = context.settings, context.group
+        set_blas_threads(plan, settings, context.warn)
         if notice := device_notice(plan, settings):
             logger.info(notice)
         self.plan = plan
-        self._on_finished = options.on_finished
+        self._context = context
         self.ask: Callable[[str], object] = lambda reason: self.stop()
-        self._total_steps = options.total_steps
-        self._first_step = options.first_step
-        self._rank = options.group.rank
-        self._batches_per_step = batches_per_step(plan)
-        self._warn = options.warn
-        self._saver = options.saver
-        self._keeping = CheckpointScheduler(plan, options, self._ask_checkpoint)
-        self._together = self._with_others(options.group, is_stepped=options.is_stepped)
-        self._given: BatchDigestReporter | None = None
-        self._data = self._data_port(source, is_resumed=options.is_resumed)
-        self._broken = broken_steps_of(plan, options)
-        self._checkpoint: CheckpointPort | None = None
-        self._evaluated: EvaluationDataPort | None = None
-        ports = self._ports(options)
-        self._trace = None if settings.trace is None else TraceFile(settings.trace, self._rank)
-        self._is_over = False
-        self._group = options.group
-        # The last step of a run that ends without the data of later ones; None until `_cut_at`.
-        self._cut: int | None = None
-        self._is_deaf = False
-        self._communicator = options.group.communicator(plan, settings)
+        self._end = RunEnd()
+        distributed: DistributedRun | None = None
+        if group.member is not None:
+            distributed = DistributedRun(
+                group.member,
+                context.first_step,
+                obey=self._obey,
+                abort=self._abort,
+                is_stepped=context.is_stepped,
+            )
+        self._ranks = RunRanks(distributed)
+        self._ports = RunPorts(plan, run_spec, context, values, distributed, self._ask_now)
+        self._trace = None if settings.trace is None else TraceFile(settings.trace, group.rank)
         try:
+            devices = open_devices(plan, settings, group.rank)
+            self._ranks.communicator = group.communicator(plan, settings, devices)
             self.bound = load(
                 with_poison(plan, settings),
-                ports,
-                open_devices(plan, settings),
-                initial=credits_after(plan, self._first_step),
+                self._ports.by_name,
+                devices,
+                initial=credits_after(plan, context.first_step),
                 watch=None if self._trace is None else self._trace.launches.watch,
-                communicator=self._communicator,
+                communicator=self._ranks.communicator,
             )
         # BaseException: a ^C in `load` leaves the mapped shared memory open as an error does.
         except BaseException:
-            if self._communicator is not None:
-                self._communicator.close()
+            self._ranks.close()
             raise
-        self._fill(options.values)
+        self._fill(values)
         self.loop = Loop(
             self.bound,
             LoopOptions(
                 # None is no limit. Of several ranks none begins a step before the coordinator
                 # granted it.
-                window=None if self._together is None else 0,
+                window=None if distributed is None else 0,
                 watch=WatchdogOptions(
-                    settings.stall_seconds, folder=options.directory or settings.dump
+                    settings.stall_seconds, folder=context.directory or settings.dump
                 ),
                 timeline=None if self._trace is None else self._trace.timeline,
                 on_finished=self._finish,
@@ -178,11 +210,7 @@ class Run:
             ),
         )
         self._variables: LiveVariables | None = LiveVariables(
-            plan,
-            self.bound.variables,
-            self.loop,
-            options.group,
-            is_stepped=options.is_stepped,
+            plan, self.bound.variables, self.loop, group, is_stepped=context.is_stepped
         )
 
     def start(self) -> None:
@@ -192,46 +220,43 @@ class Run:
         stream, which is the one way in which a run ends, whether all steps are done, the source has
         no more, or `stop` was called. Waits for the other ranks; raises PeerFailed without them.
         """
-        if self._together is not None:
-            self._together.begin()
-        if self._communicator is not None:
-            self._communicator.ready()
+        self._ranks.begin()
         self.loop.start()
-        if self._total_steps is not None:
+        if self._ports.total_steps is not None:
             # The loop counts firings of the plan's source from this run on; an update of
             # accumulated gradients takes several batches.
-            steps = max(0, self._total_steps - self._first_step)
-            self.loop.admit(steps * self._batches_per_step + 1)
+            steps = max(0, self._ports.total_steps - self._context.first_step)
+            self.loop.admit(steps * self.plan.batches_per_step + 1)
 
     def flush(self) -> None:
         """Apply what was written to variables before the step that is fed next."""
         written = self.variables.flush()
-        if self._given is not None:
-            self._given.written = written
+        if self._ports.data.reporter is not None:
+            self._ports.data.reporter.written = written
 
     def admit(self, steps: int) -> None:
         """Permit more steps of a run that was started without a total."""
-        self.loop.admit(steps * self._batches_per_step)
+        self.loop.admit(steps * self.plan.batches_per_step)
 
     def stop(self, reason: str = "") -> None:
         """Admit no further step; those that have begun are finished and a last snapshot is written.
 
         Of several ranks all end with the same step. Safe to call from a signal handler.
         """
-        if self._together is not None:
-            self._together.ask_stop(reason)
+        if self._ranks.distributed is not None:
+            self._ranks.distributed.ask_stop(reason)
         else:
-            self._data.stop()
+            self._ports.data.stop()
 
     def give_up_sources(self) -> None:
         """End a stopped run without the data sources that block in user code.
 
         Of several ranks: after the last step that one of them has begun, for which all need data.
         """
-        if self._together is None:
+        if self._ranks.distributed is None:
             self.loop.give_up_sources()
         else:
-            self._together.report_last_started(self._data.hold())
+            self._ranks.distributed.report_last_started(self._ports.data.hold())
 
     def give_up_users(self, *, are_callbacks_late: bool) -> None:
         """End a stop on several ranks although a function of the user does not return.
@@ -239,64 +264,76 @@ class Run:
         Callbacks are no longer called. If the last step lacks a batch, all ranks end after the
         last step whose data every rank has.
         """
-        if self._together is None:
+        if self._ranks.distributed is None:
             return
         if are_callbacks_late:
-            self._is_deaf = True
+            self._end.is_deaf = True
             self.loop.give_up_sinks()
-        if self._data.is_awaited:
+        if self._ports.data.is_awaited:
             self._give_up_data()
 
     def _give_up_data(self) -> None:
-        if self._together is not None:
-            self._together.data_given_up(self._data.give_up_data())
+        if self._ranks.distributed is not None:
+            self._ranks.distributed.data_given_up(self._ports.data.give_up_data())
 
     def _cut_at(self, step: int) -> None:
         """Make `wait` end the run once this rank is idle and the updates of a step are done."""
-        self._cut = step
+        communicator = self._ranks.communicator
+        if communicator is not None and not communicator.has_clean_abort:
+            text = (
+                f"the data source of a rank gave no batch for step {step + 1} when the run was to"
+                " stop, and others had begun that step. Work that is enqueued on a GPU cannot be"
+                f" undone: the state after step {step} is lost, and not saved; the newest"
+                " checkpoint is of an earlier step"
+            )
+            self._abort(DataError(text) if self._ports.data.is_awaited else PeerFailed(text))
+            return
+        self._end.cut = step
         # At rest means: every update of that step is made. Later steps may have begun, and may wait
         # for data that never comes.
-        rest = self.variables.when_updated(step - self._first_step)
-        self.loop.run_when_quiescent(QuiescentCallback(rest, self._on_finished or (lambda: None)))
+        rest = self.variables.when_updated(step - self._context.first_step)
+        self.loop.run_when_quiescent(
+            QuiescentCallback(rest, self._context.on_finished or (lambda: None))
+        )
 
     @property
     def num_steps(self) -> int:
         """Steps that are done when the run has ended, those before it included."""
-        return self._data.num_steps if self._cut is None else self._cut
+        return self._ports.data.num_steps if self._end.cut is None else self._end.cut
 
     @property
     def are_steps_untold(self) -> bool:
         """Whether a stop left out steps' outputs: no callback received them."""
-        return self._is_deaf or self._cut is not None
+        return self._end.is_deaf or self._end.cut is not None
 
     @property
     def stopped_by(self) -> str:
         """The words of a StopTraining that the data source raised, or nothing."""
-        return self._data.stopped_by
+        return self._ports.data.stopped_by
 
     @property
     def is_over(self) -> bool:
         """Whether it has come to its end, in any way."""
-        return self._is_over
+        return self._end.is_over
 
     @property
     def is_data_over(self) -> bool:
         """Whether the data source has no more, or failed."""
-        return self._data.is_over
+        return self._ports.data.is_over
 
     def wait(self) -> None:
         """Block until the plan has ended. Raises what `_wait` does, or what ended another rank."""
         try:
-            if self._cut is not None and self.loop.failure is None:
-                self._end_after(self._cut)
+            if self._end.cut is not None and self.loop.failure is None:
+                self._end_after(self._end.cut)
             self._wait()
         except Exception as error:
-            first = error if self._together is None else self._together.report_failure(error)
+            distributed = self._ranks.distributed
+            first = error if distributed is None else distributed.report_failure(error)
             if first is error:
                 raise
             raise first from error
-        if self._together is not None:
-            self._together.ended(self.num_steps)
+        self._ranks.ended(self.num_steps)
 
     def _end_after(self, step: int) -> None:
         """Drop what was begun of later steps, and save the state after this one.
@@ -304,79 +341,67 @@ class Run:
         Raises DataError on the rank whose data was awaited, and PeerFailed on the others, where
         that state is not whole on all: then nothing is saved.
         """
-        group = self._group
+        group = self._context.group
         # Before any rank aborts: from here on a collective that fails is no failure of the run.
         self.loop.expect_cut()
         # Whoever is woken out of a collective has finished the step, for its part and for others.
         group.all_gather_object("come to rest after the last step that all can finish", None)
-        if self._communicator is not None:
-            self._communicator.abort(f"the run ends after step {step}")
+        self._ranks.abort(f"the run ends after step {step}")
         self.loop.cut()
         self.loop.wait()
-        changed = self.variables.changed_after(step - self._first_step)
-        newest = "" if self._saver is None else self._saver.newest
+        changed = self.variables.changed_after(step - self._context.first_step)
+        newest = "" if self._context.saver is None else self._context.saver.newest
         # All ranks come to this gather before one of them may raise, so that none waits for it in
         # vain.
         rows: list[Any] = group.all_gather_object(
-            "end after one step", (changed, self._data.num_steps, newest)
+            "end after one step", (changed, self._ports.data.num_steps, newest)
         )
         if changed := next((row[0] for row in rows if row[0]), ""):
             # The rank with the fewest steps of data is the one that the others waited for.
             late = min(range(len(rows)), key=lambda rank: rows[rank][1])
             text = (
-                f"the data source of rank {late} gave no batch for step {step + 1} when the run was"
-                f" to stop, and others had begun that step, in which {changed!r} is changed at"
-                f" once: the state after step {step} is lost, and not saved;"
+                f"the data source of rank {late} gave no batch for step {step + 1} while the run"
+                f" was stopping, and other ranks had started that step, which updates {changed!r}"
+                f" in place: the state after step {step} is lost and not saved;"
                 f" {rows[0][2] or 'the run writes no checkpoints'}"
             )
             raise DataError(text) if late == group.rank else PeerFailed(text, rank=late)
-        if self._checkpoint is not None:
-            self._checkpoint.finish(step, self.variables.saved_after(step - self._first_step))
+        if self._ports.checkpoint is not None:
+            saved = self.variables.saved_after(step - self._context.first_step)
+            self._ports.checkpoint.finish(step, saved)
 
-    def _with_others(self, group: ProcessGroup, *, is_stepped: bool) -> DistributedRun | None:
-        """Return what the run ends by together with those of other ranks."""
-        if group.member is None:
-            return None
-        from actorflow.distributed.shared_run import RunCallbacks
-
-        calls = RunCallbacks(
-            grant=self._grant,
-            abort=self._abort,
-            checkpoint=self._keeping.schedule,
-            stopping=self._hear_of_stop,
-            hold=self.give_up_sources,
-            end_at=self._end_at,
-            give_up_data=self._give_up_data,
-            cut_at=self._cut_at,
-            is_stepped=is_stepped,
-        )
-        return DistributedRun(group.member, self._first_step, calls)
+    def _obey(self, message: Instruction) -> None:
+        """Do what the coordinator has all ranks of the run do; on the link's thread."""
+        match message:
+            case StepsGranted(steps=steps, is_last=is_last, reason=reason):
+                distributed = self._ranks.distributed
+                if is_last and distributed is not None and not distributed.asked:
+                    self.ask(reason)  # another rank asked
+                self._grant(steps, is_last)
+            case CheckpointAt(step=step):
+                self._ports.scheduler.schedule(step)
+            case HoldRequested():
+                self.give_up_sources()
+            case EndAt(step=step):
+                self._grant(step, is_last=True)
+                if not self._ports.data.go_on(step):
+                    self.loop.give_up_sources()
+            case GiveUpData():
+                self._give_up_data()
+            case CutAt(step=step):
+                self._cut_at(step)
 
     def _grant(self, steps: int, is_last: bool) -> None:
         # The port learns of its last step before the loop may run it.
-        if is_last and self._checkpoint is not None:
-            self._checkpoint.last_step = steps
-        batches = max(0, steps - self._first_step) * self._batches_per_step
+        if is_last:
+            self._ports.end_at(steps)
+        batches = max(0, steps - self._context.first_step) * self.plan.batches_per_step
         self.loop.grant(batches, is_last=is_last)
-
-    def _end_at(self, step: int) -> None:
-        self._grant(step, is_last=True)
-        if not self._data.go_on(step):
-            self.loop.give_up_sources()
-
-    def _ask_checkpoint(self) -> None:
-        if self._together is not None:
-            self._together.ask_checkpoint()
 
     def _abort(self, error: BaseException) -> None:
         self.loop.abort(error)
-        self._keeping.stop(error)
-        if self._communicator is not None:
-            self._communicator.abort(str(error), getattr(error, "rank", None))
-
-    def _hear_of_stop(self, reason: str) -> None:
-        if self._together is not None and not self._together.asked:
-            self.ask(reason)
+        self._ports.scheduler.stop(error)
+        self._ranks.abort(str(error), getattr(error, "rank", None))
 
     def _wait(self) -> None:
         """Block until this rank's plan has ended.
@@ -394,22 +419,23 @@ class Run:
             cause = failed.__cause__
             error = cause if isinstance(cause, ActorflowError) else failed
             self._note_loss(error)
-            if self._data.failure is not None:
-                error.add_note(f"before that the data source raised {self._data.failure!r}")
+            if self._ports.data.failure is not None:
+                error.add_note(f"before that the data source raised {self._ports.data.failure!r}")
             raise error from (failed if error is cause else cause)
-        if self._broken is not None and SKIPPED in self.bound.variables:
-            self._broken.finish(int(self.bound.variables.read(SKIPPED)))
-        if self._data.unused_text:
-            self._warn(self._data.unused_text)
-        if self._data.failure is not None:
-            raise self._data.failure
-        if self._evaluated is not None and self._evaluated.failure is not None:
-            raise self._evaluated.failure
+        if self._ports.monitor is not None and SKIPPED in self.bound.variables:
+            self._ports.monitor.finish(int(self.bound.variables.read(SKIPPED)))
+        if self._ports.data.unused_text:
+            self._context.warn(self._ports.data.unused_text)
+        self._ports.raise_failure()
 
     def _note_loss(self, error: ActorflowError) -> None:
         """Add a note to an error that says what is left if a device took the variables along."""
         if self.bound.variables.lost_with:
-            saved = "no checkpoint was to be written" if self._saver is None else self._saver.newest
+            saved = (
+                "no checkpoint was to be written"
+                if self._context.saver is None
+                else self._context.saver.newest
+            )
             is_read = self.variables.last_read is not None
             rest = "the values that were read last" if is_read else "its values from before the run"
             error.add_note(
@@ -420,13 +446,13 @@ class Run:
     @property
     def num_skipped(self) -> int:
         """Steps of this run that were skipped; exact after `wait`."""
-        return 0 if self._broken is None else self._broken.num_skipped
+        return 0 if self._ports.monitor is None else self._ports.monitor.num_skipped
 
     @property
     def variables(self) -> LiveVariables:
         """The variables, to be read and written while the run is open. Not after `close`."""
         if self._variables is None:
-            raise InternalError(f"the memory of plan {self.plan.name!r} was given back")
+            raise InternalError(f"the memory of plan {self.plan.name!r} was released")
         return self._variables
 
     def whole_variables(self) -> dict[str, Array] | None:
@@ -447,31 +473,29 @@ class Run:
             self.loop.close()
             trace, self._trace = self._trace, None
             if trace is not None:
-                trace.write(self.plan, self._warn)
+                trace.write(self.plan, self._context.warn)
         finally:
             self._variables = None  # whoever else has it keeps the arena
             self.bound.release()
-            self._keeping.release()
-            if self._communicator is not None:
-                self._communicator.close()
+            self._ports.scheduler.release()
+            self._ranks.close()
 
     def _leave(self) -> None:
         """Release ranks that wait for this one: its run has ended, or is aborted here."""
-        is_well = self._is_over and self.loop.failure is None and self._data.failure is None
-        if is_well and self._together is not None:
-            self._together.ended(self.num_steps)
-        if not self._is_over and self._communicator is not None:
-            self._communicator.abort(f"it closed its run of plan {self.plan.name!r} before the end")
+        if not self._end.is_over:
+            self._ranks.abort(f"it closed its run of plan {self.plan.name!r} before the end")
+        elif self.loop.failure is None and self._ports.data.failure is None:
+            self._ranks.ended(self.num_steps)
 
     def _finish(self) -> None:
         """Handle the end of the run: a failed rank releases the ranks that wait for it."""
-        self._is_over = True
+        self._end.is_over = True
         try:
-            if self._communicator is not None and self.loop.failure is not None:
-                self._communicator.abort(str(self.loop.failure))
+            if self.loop.failure is not None:
+                self._ranks.abort(str(self.loop.failure))
         finally:  # or whoever waits for the run would wait for ever
-            if self._on_finished is not None:
-                self._on_finished()
+            if self._context.on_finished is not None:
+                self._context.on_finished()
 
     def _fill(self, values: Mapping[str, Array]) -> None:
         variables = self.bound.variables
@@ -485,77 +509,14 @@ class Run:
             elif variable.role == EVALUATED:
                 variables.write(variable.name, np.asarray(self._evaluated_batches(), np.int64))
         if "batches" in variables:
-            count = self._first_step * self._batches_per_step
+            count = self._context.first_step * self.plan.batches_per_step
             variables.write("batches", np.asarray(count, np.int64))
 
     def _evaluated_batches(self) -> int:
         """Return how many batches the runs before this one have evaluated."""
         every = self.plan.int_option("evaluate_every", 1)
-        return self._first_step // every * self.plan.int_option("evaluate_batches", 0)
-
-    def _ports(self, options: RunOptions) -> dict[str, HostPort]:
-        metrics = MetricsPort(
-            options.on_step,
-            self._first_step,
-            watch=None if self._broken is None else self._broken.see,
-            batches_per_step=self._batches_per_step,
-        )
-        ports: dict[str, HostPort] = {"data": self._data, "metrics": metrics}
-        if takes_snapshots(self.plan):
-            # Without a saver it lets every snapshot go.
-            self._checkpoint = CheckpointPort(
-                self._save, self._is_due, self._first_step, self._keeping.close
-            )
-            ports["checkpoint"] = self._checkpoint
-        elif self._saver is not None:
-            raise CompileError(
-                f"plan {self.plan.name!r} takes no snapshots, so it cannot write checkpoints;"
-                " compile it with job.compile(model, data, every='5s')"
-            )
-        evaluating = evaluation_ports(self.plan, options, self._ask_now)
-        if evaluating is None:
-            return ports
-        self._evaluated, eval_metrics = evaluating
-        return ports | {"eval_data": self._evaluated, "eval_metrics": eval_metrics}
-
-    def _data_port(self, source: DataSource, *, is_resumed: bool) -> DataPort:
-        fields = ReadFields.of(self.plan, self._rank, source)
-        if self._together is not None:
-            self._given = self._together.batches(fields.lines)
-        total, each = self._total_steps, self._batches_per_step
-        stride = 0 if self._saver is None else snapshot_rate(self.plan) * each
-        positions = None
-        if stride:
-            first, in_flight = self._first_step * each, batch_slots(self.plan) + each
-            positions = Positions(first, source.state(), stride=stride, in_flight=in_flight)
-        return DataPort(
-            source,
-            fields,
-            FedSteps(self._first_step, total, each, is_resumed=is_resumed),
-            self._on_source_end,
-            positions=positions,
-            on_fed=None if self._together is None else self._together.report_data_ready,
-            given=self._given,
-        )
+        return self._context.first_step // every * self.plan.int_option("evaluate_batches", 0)
 
     def _ask_now(self, reason: str) -> None:
         """Ask for the end through the current `ask`, which is set after the ports are made."""
         self.ask(reason)
-
-    def _on_source_end(self) -> None:
-        if self._together is not None:
-            if self._data.failure is None:
-                self._together.data_ended(self._data.num_steps, self._data.stopped_by)
-            elif self._keeping.needs_others:
-                return  # they are at other steps, and end without a last checkpoint
-        if self._checkpoint is not None:
-            self._checkpoint.last_step = self._data.num_steps
-
-    def _save(self, step: int, arrays: Mapping[str, Array]) -> None:
-        self._keeping.save(step, arrays, self._data.position_after)
-
-    def _is_due(self, step: int) -> bool:
-        if step == self._total_steps or self._keeping.is_due(step):
-            return True
-        self._data.forget_before(step)
-        return False

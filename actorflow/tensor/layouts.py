@@ -21,12 +21,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from actorflow.tensor.tracer import Constraint, Trace, current_trace, find_source
+from actorflow.tensor.tracer import Trace, current_trace, find_source
 from compiler.contract.attrs import Attrs
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import Device, DeviceKind
 from compiler.contract.placement import Mesh as MeshOfRanks
-from compiler.contract.sbp import BROADCAST, PARTIAL, Broadcast, Partial, Sbp, Split, parse_sbp
+from compiler.contract.sbp import (
+    BROADCAST,
+    PARTIAL,
+    Broadcast,
+    Layout,
+    Partial,
+    Sbp,
+    Split,
+    parse_sbp,
+)
 from compiler.contract.types import TensorType, ValueId
 from compiler.graph.graph import UNPLACED, GraphBuilder, Node, SourceLocation
 from compiler.graph.registry import is_source, view
@@ -48,9 +57,6 @@ Words = Mapping[str, Sbp | str]
 
 LayerWords = Words | Mapping[str, Words]
 """What a user gives for a layer: words of its weight, or such for parameters by name."""
-
-Layout = tuple[tuple[str, Sbp], ...]
-"""Words by axes of a mesh, as the user named them."""
 
 _WORDS = 'af.split(axis), af.broadcast, af.partial, or a text such as "S(0)", "B" or "P"'
 
@@ -95,8 +101,8 @@ def layout_of(given: object, what: str) -> Layout:
     where = find_source()
     if not isinstance(given, Mapping):
         raise CompileError(
-            f"{where}: {what} must be words by axes of the mesh, such as"
-            f' {{"model": af.split(0)}}, got {given!r}'
+            f'{where}: {what} must be a dict of SBPs by mesh axis, such as {{"model":'
+            f" af.split(0)}}, got {given!r}"
         )
     return tuple([(_name(name, what, where), _word(w, what, where)) for name, w in given.items()])
 
@@ -118,8 +124,8 @@ def layouts_of(given: LayerWords, ranks: Mapping[str, int], layer: str) -> dict[
     for name, words in given.items():
         if not isinstance(words, Mapping):
             raise CompileError(
-                f"{where}: {what} has words for parameters and for axes of the mesh; give one or"
-                f" the other, got {name!r}: {words!r}"
+                f"{where}: {what} has keys that are parameters and keys that are mesh axes; give"
+                f" one or the other, got {name!r}: {words!r}"
             )
         if name not in ranks:
             raise CompileError(
@@ -137,7 +143,7 @@ def _beside_weight(word: Sbp, rank: int, of_weight: int) -> Sbp:
 
 
 def _name(name: object, what: str, where: SourceLocation) -> str:
-    if not isinstance(name, str):
+    if not isinstance(name, str) or isinstance(name, Sbp):
         raise CompileError(
             f"{where}: {what} names axes of the mesh by texts, such as 'model', got {name!r}"
         )
@@ -145,20 +151,20 @@ def _name(name: object, what: str, where: SourceLocation) -> str:
 
 
 def _word(given: object, what: str, where: SourceLocation) -> Sbp:
+    if isinstance(given, Sbp):
+        return given
     if isinstance(given, str):
         try:
             return parse_sbp(given)
         except ValueError as error:
             raise CompileError(f"{where}: {what}: {error}") from None
-    if isinstance(given, (Split, Broadcast, Partial)):
-        return given
     raise CompileError(f"{where}: {what} takes {_WORDS}; got {given!r}")
 
 
 def constraint(
     layout: Layout, type_: TensorType, mesh: MeshOfRanks, what: str, where: SourceLocation
-) -> Constraint:
-    """Return what a node of the graph has of a layout, for a tensor of a type on a mesh.
+) -> Layout:
+    """Return what a node of the graph has of a layout: its axes are counted from the front.
 
     Axes of one rank are left out: there is nothing to choose. Raises CompileError for an axis that
     the mesh has not, for one beyond the tensor's rank, and where a rank would have no row.
@@ -166,16 +172,16 @@ def constraint(
     for name, _ in layout:
         if name not in mesh.names:
             raise CompileError(
-                f"{where}: {what} names axis {name!r}, and the mesh of the job has none of that"
-                f" name; its axes are {', '.join(map(repr, mesh.names))} ({mesh}). To have it whole"
-                f" on all of them, name the axis with one rank: af.Mesh(..., {name}=1)"
+                f"{where}: {what} names axis {name!r}, which the mesh of the job does not have;"
+                f" its axes are {', '.join(map(repr, mesh.names))} ({mesh}). To keep the tensor"
+                f" whole, declare the axis with one rank: af.Mesh(..., {name}=1)"
             )
         if name == STAGE:
             raise CompileError(
-                f"{where}: {what} names axis {STAGE!r}: its ranks run different ops, and have no"
-                " parts of one tensor; say what runs where with af.stage"
+                f"{where}: {what} names axis {STAGE!r}, whose ranks run different ops, so no"
+                " tensor is split over them; assign ops to stages with af.stage"
             )
-    words, axes = dict(layout), []
+    words, axes = dict(layout), list[tuple[str, Sbp]]()
     rows = list(type_.shape)
     for name, parts in zip(mesh.names, mesh.shape, strict=True):
         word = words.get(name)
@@ -183,15 +189,15 @@ def constraint(
             word = _split_of(word, type_, what, where)
             if rows[word.axis] < parts:
                 raise CompileError(
-                    f"{where}: {what} cuts axis {word.axis} of {type_} into {parts} parts along"
-                    f" {name!r}, where it is {rows[word.axis]} long: every rank needs a row. Make"
-                    " the axis longer, or leave it whole with af.broadcast"
+                    f"{where}: {what} splits axis {word.axis} of {type_} over {parts} ranks along"
+                    f" {name!r}, and its extent there is {rows[word.axis]}: every rank needs a"
+                    " row. Make the axis longer, or leave it whole with af.broadcast"
                 )
             # A second axis of the mesh may split the same axis: it cuts the parts of the first.
             rows[word.axis] //= parts
         # An axis of one rank constrains nothing, and would make other plans of equal graphs.
         if word is not None and parts > 1:
-            axes.append((name, str(word)))
+            axes.append((name, word))
     return tuple(axes)
 
 
@@ -204,15 +210,15 @@ def laid_out(trace: Trace, value: ValueId, given: object, axes: Words) -> ValueI
     where, what = find_source(), "to_sbp"
     if (given is None) == (not axes):
         raise CompileError(
-            f"{where}: {what} takes words by axes of the mesh, such as x.to_sbp(model=af.split(1)),"
-            f' or x.to_sbp({{"model": af.split(1)}}); got {"both" if axes else "none"}'
+            f"{where}: {what} takes SBPs by mesh axis, such as x.to_sbp(model=af.split(1)), or"
+            f' x.to_sbp({{"model": af.split(1)}}); got {"both" if axes else "none"}'
         )
     layout = layout_of(axes if given is None else given, what)
     if trace.mesh is None:
         return value
     sbp = constraint(layout, trace.builder.type_of(value), trace.mesh, what, where)
     maker = trace.builder.producer_of(value)
-    can_come = [(axis, word) for axis, word in sbp if not isinstance(parse_sbp(word), Partial)]
+    can_come = [(axis, word) for axis, word in sbp if not isinstance(word, Partial)]
     if maker.op is INPUT and can_come and "sbp" not in maker.attrs:
         trace.builder.add_outputs(value, Attrs({**maker.attrs, "sbp": tuple(can_come)}), ())
     return trace.emit(TO_SBP, [value], Attrs({"sbp": sbp}))[0] if sbp else value
@@ -354,8 +360,8 @@ def _of_operands(
         raise CompileError(
             f"{node.source}: {node.op} reads a value on {devices[here]}"
             f" ({b.producer_of(one).source}) and one on {devices[there]}"
-            f" ({b.producer_of(other).source}); bring one to the other with"
-            f' .to("{devices[there]}"), or say where it runs: with af.device("{devices[there]}"):'
+            f' ({b.producer_of(other).source}); copy the first with .to("{devices[there]}"), or'
+            f' place the op: with af.device("{devices[there]}"):'
         )
     if placed:
         return next(iter(placed))
@@ -395,8 +401,8 @@ class StageRegion:
         trace = current_trace()
         if trace is None:
             raise CompileError(
-                f"{find_source()}: af.stage({self._number}) cuts a job, and none is traced; use it"
-                " inside of a function decorated with @af.job"
+                f"{find_source()}: af.stage({self._number}) divides a job, and no job is being"
+                " traced; use it inside of a function decorated with @af.job"
             )
         trace.stages.append(self._number)
 

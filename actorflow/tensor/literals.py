@@ -72,7 +72,7 @@ def refuse_masked(array: object, what: str) -> None:
     if isinstance(array, np.ma.MaskedArray):
         raise CompileError(
             f"{find_source()}: {what} is a masked array of numpy, whose mask would be lost; give"
-            " array.filled(number), and the mask, np.ma.getmaskarray(array), as an array of its own"
+            " array.filled(number), and the mask, np.ma.getmaskarray(array), as a separate array"
         )
 
 

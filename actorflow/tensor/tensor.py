@@ -497,8 +497,8 @@ def validate_arguments(function: F) -> F:
 
 def _refuse_sbp(layer: str) -> NoReturn:
     raise CompileError(
-        f"{find_source()}: {layer} takes no sbp=; say how its parameters lie afterwards, such as"
-        ' layer.weight.sbp = {"model": af.split(0)}'
+        f"{find_source()}: {layer} takes no sbp=; set the SBP of its parameters afterwards, such"
+        ' as layer.weight.sbp = {"model": af.split(0)}'
     )
 
 

@@ -31,6 +31,7 @@ import numpy as np
 from compiler.contract.attrs import Attrs, PlainValue
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import HOST, Device, Mesh
+from compiler.contract.sbp import Layout
 from compiler.contract.types import TensorType, ValueId
 from compiler.graph.graph import UNPLACED, UNSTAGED, GraphBuilder, SourceLocation
 from compiler.graph.registry import Op
@@ -163,9 +164,6 @@ def _roots() -> tuple[str, ...]:
 
 InitSpec = tuple[tuple[str, PlainValue], ...]
 """How a variable gets its first value: ("kind", ...) and its parameters."""
-
-Constraint = tuple[tuple[str, str], ...]
-"""How a value must lie on the ranks: axes of the mesh, outermost first, and words as texts."""
 
 
 def find_source() -> SourceLocation:
@@ -332,7 +330,7 @@ class Trace:
         role: str,
         init: InitSpec,
         source: SourceLocation | None = None,
-        sbp: Constraint = (),
+        sbp: Layout = (),
     ) -> ValueId:
         """Return the value of a variable before this step's update, declaring it at first use."""
         if name not in self._variables:

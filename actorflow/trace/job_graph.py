@@ -128,8 +128,8 @@ def _add_update(
         )
     if options.clip_norm is not None and GRAD_NORM in [output.name for output in b.outputs]:
         raise CompileError(
-            f"{where}: job {job!r} returns {GRAD_NORM!r}, which clip_norm returns itself: the norm"
-            " of the gradients of a step. Give the job's own another name"
+            f"{where}: job {job!r} returns {GRAD_NORM!r}, and clip_norm adds an output of this"
+            " name, the norm of the gradients of a step. Rename the output of the job"
         )
     # Declared here, so that every training has them, also one that draws nothing.
     seed_of(trace)
@@ -150,8 +150,8 @@ def _check_names(model: Module) -> None:
     for name, stored in model.named_stored():
         if name in RESERVED:
             raise CompileError(
-                f"{stored.source}: a {stored.kind} cannot be called {name!r}: the engine counts"
-                " under that name; give the attribute another"
+                f"{stored.source}: a {stored.kind} cannot be called {name!r}: a counter of the"
+                " engine has that name; rename the attribute"
             )
 
 
@@ -190,8 +190,9 @@ def _check_scale_name(trace: Trace, where: SourceLocation, job: str) -> None:
     names = [output.name for output in trace.builder.outputs]
     if LOSS_SCALE in names or trace.has_variable(LOSS_SCALE):
         raise CompileError(
-            f"{where}: job {job!r} computes in float16 and returns {LOSS_SCALE!r} itself: what its"
-            " loss is multiplied by. Give the output, or parameter, of the job's own another name"
+            f"{where}: job {job!r} computes in float16, which adds an output and a variable"
+            f" {LOSS_SCALE!r}, the factor of the loss. Rename the output or the parameter of the"
+            " job"
         )
 
 

@@ -319,9 +319,8 @@ class TraceCache:
         if unsure and unsure not in self._told:
             self._told.add(unsure)
             logger.warning(
-                "%s: job %r %s: its graph stays as it was traced until something else changes, or"
-                " a fit or compile traces it again; pass such things in the batch, or keep numbers"
-                " and arrays instead",
+                "%s: job %r %s: it is not traced again for a change of this; pass such values in"
+                " the batch, or keep numbers and arrays instead",
                 source_of(self._function),
                 self._job,
                 unsure,
@@ -335,8 +334,8 @@ class TraceCache:
         self._num_quiet += 1
         if self._num_quiet == _OFTEN:
             logger.warning(
-                "job %r is traced again and again because %s, and its graph stays the same; keep"
-                " what changes outside of what the job reads, or its steps are slow",
+                "job %r is traced repeatedly because %s, and its graph stays the same, so its"
+                " steps are slow; do not change objects that the job reads",
                 self._job,
                 reason,
             )
@@ -348,9 +347,9 @@ class TraceCache:
         reason = f"it {known.unsure}" if known else difference(self._traced[-1].identity, now)
         if known is None and len(self._traced) >= self._most:
             raise CompileError(
-                f"{find_source()}: job {self._job!r} has met {len(self._traced)} input signatures,"
-                f" as many as max_plans={self._most} allows, and now {reason}. Pad batches to few"
-                " shapes, pass in the batch what changes, or raise max_plans"
+                f"{find_source()}: job {self._job!r} has plans for {len(self._traced)} input"
+                f" signatures, the most that max_plans={self._most} allows, and now {reason}. Pad"
+                " batches to fewer shapes, pass changing values in the batch, or raise max_plans"
             )
         logger.warning("job %r recompiled because %s", self._job, reason)
 

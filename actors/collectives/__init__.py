@@ -1,16 +1,18 @@
-"""Tensors between the ranks of one host, through shared memory.
+"""Tensors between the ranks of one host, through shared memory or between their GPUs.
 
 Each rank maps what the others have. Before the first step all ranks exchange a `RankDescriptor` and
 check that they will meet for the same; from then on a launch of a collective is one call of C,
 which waits for the other ranks and reads and writes their memory.
 
-- `collective`     which bytes go where, between whom, and what ranks compare beforehand.
+- `handshake`      what ranks compare beforehand, and which bytes of a `Collective` go where.
 - `segments`       memory that processes share, the board of a rank, the functions of meet.c.
 - `shared_memory`  a rank's end of the transport: `Communicator` of `actors.machine.protocol`.
 - `meet.c`         the meeting itself: arrivals, sums, copies, and who sleeps or gives up.
+- `nccl`           the end of a rank with a GPU, whose launches are calls of NCCL on a stream.
 
-It may import `actors.kernels.common`, `actors.kernels.library`, `actors.machine` and
-`compiler.contract`; it knows neither the loop nor devices.
+It may import `actors.kernels.common`, `actors.kernels.library`, the calls of
+`actors.kernels.cuda`, `actors.machine` and `compiler.contract`; it knows neither the loop nor
+devices.
 
-Begin reading at `collective`, because the rest moves what it describes.
+Begin reading at `handshake`, because the rest moves what it describes.
 """

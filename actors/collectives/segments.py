@@ -228,26 +228,6 @@ class ByteBlocks(ctypes.Structure):
     ]
 
 
-class CollectiveState(ctypes.Structure):
-    """One bound launch of a collective."""
-
-    _fields_ = [
-        ("group", ctypes.c_void_p),
-        ("digest", ctypes.c_uint64),
-        ("firings", ctypes.c_void_p),
-        *[
-            (name, ctypes.c_int64)
-            for name in (
-                "op", "dtype", "by", "itemsize", "num_elements", "is_aside", "input_bytes", "row",
-            )
-        ],
-        *[
-            (name, ctypes.c_void_p)
-            for name in ("input", "output", "inputs_of", "outputs_of", "regions")
-        ],
-    ]  # fmt: skip
-
-
 def library(toolchain: Toolchain) -> ctypes.CDLL:
     """Return the functions of meet.c. Raises CompilerError."""
     with _lock:  # ranks may be threads of one process

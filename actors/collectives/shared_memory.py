@@ -15,27 +15,32 @@ import ctypes
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 from actors.collectives import segments
-from actors.collectives.collective import (
+from actors.collectives.handshake import (
+    KIND_OF_OP,
     MEND,
-    Collective,
     CollectiveDescriptor,
     CommunicatorKey,
     RankDescriptor,
     Row,
+    aside_bytes,
     check_collectives,
     check_hosts,
+    described,
+    lane_of,
+    offered,
+    region,
     this_host,
 )
 from actors.collectives.segments import (
     PAGE_BYTES,
     STAGING_BYTES,
     ByteBlocks,
-    CollectiveState,
     GroupState,
     OwnSegments,
     Segment,
@@ -45,7 +50,8 @@ from actors.collectives.segments import (
 )
 from actors.kernels.common.host_memory import address
 from actors.kernels.library.runtime import Toolchain
-from actors.machine.protocol import AllGatherObject, Array, Block, CollectiveCall, Launch
+from actors.machine.protocol import AllGatherObject, Array, Block, Launch
+from compiler.contract.collective import RECEIVE, SEND, Collective
 from compiler.contract.errors import DeviceError, InternalError, OutOfMemory, PeerFailed
 from compiler.contract.placement import Mesh
 
@@ -93,7 +99,7 @@ class GroupView:
         if kind == segments.ABORTED:
             return self.given_up()
         own, rank = self.ranks[self.struct.own], self.ranks[place]
-        here = f"{collective}, firing {firing}"
+        here = f"{described(collective)}, firing {firing}"
         # Arrivals alternate between two entries: the peer may be at its next one already.
         came_to = self.boards[place].last_arrival(self.lanes[place], self.struct.num_arrivals & 1)
         other = self.texts.get(came_to.digest, "something unknown")
@@ -101,37 +107,75 @@ class GroupView:
         *waiting, rank = (own, *self.follow(rank)) if kind == segments.TIMED_OUT else (own, rank)
         before = "".join([f", for which rank {one} waits" for one in reversed(waiting[:-1])])
         messages = {
-            segments.TIMED_OUT: f"rank {rank} did not come within {self.deadline_ns / 1e9:g} s to"
-            f" where rank {waiting[-1]} waits{before}: {here}. Its process lives, but is stopped,"
-            " hangs or is slow",
+            segments.TIMED_OUT: (
+                f"rank {rank} did not arrive within {self.deadline_ns / 1e9:g} s where rank"
+                f" {waiting[-1]} waits{before}: {here}. Its process runs, but is stopped, hangs"
+                " or is slow"
+            ),
             segments.PEER_EXITED: f"the process of rank {rank} has ended; rank {own} waits for"
             f" it: {here}",
-            segments.WRONG_COLLECTIVE: f"rank {rank} came to {other}, firing {came_to.firing},"
-            f" where rank {own} came to {here}; {MEND}",
-            segments.WRONG_FIRING: f"rank {rank} came to firing {came_to.firing} where rank {own}"
-            f" came to {here}; {MEND}",
+            segments.WRONG_COLLECTIVE: f"rank {rank} runs {other}, firing {came_to.firing},"
+            f" where rank {own} runs {here}; {MEND}",
+            segments.WRONG_FIRING: f"rank {rank} runs firing {came_to.firing} where rank {own}"
+            f" runs {here}; {MEND}",
         }
         text = messages[kind]
         self.give_up(text, rank)
         return PeerFailed(text, rank=rank)
 
 
-class CollectiveLaunch:
-    """A bound launch: meets the other ranks each time that it is called."""
+class CollectiveLaunch(ctypes.Structure):
+    """A bound launch: meets the other ranks each time that it is called. It is what meet.c reads.
 
-    __slots__ = ("_collective", "_connected", "_firings", "_given", "_group", "_left", "_meet")
+    Attributes:
+        collective: What it moves.
+        lane: Whom it meets there.
+        place: Of the first launch of a collective, the place of that among those of the lane.
+        operands: Where what it reads and leaves lies.
+        count: How often the collective was met for, by all of its launches together.
+    """
+
+    _fields_ = [
+        ("group", ctypes.c_void_p),
+        ("digest", ctypes.c_uint64),
+        ("firings", ctypes.c_void_p),
+        *[
+            (name, ctypes.c_int64)
+            for name in (
+                "op", "dtype", "by", "itemsize", "num_elements", "is_aside", "input_bytes", "row",
+            )
+        ],
+        *[
+            (name, ctypes.c_void_p)
+            for name in ("input", "output", "inputs_of", "outputs_of", "regions")
+        ],
+    ]  # fmt: skip
 
     def __init__(
         self,
         collective: Collective,
-        operands: tuple[Array | None, Array | None],
-        firings: ctypes.c_uint64,
+        arrays: tuple[Array | None, Array | None],
+        operands: Row,
+        lane: CommunicatorKey,
         meet: Callable[[int], int],
     ) -> None:
-        self._collective, self._firings, self._meet = collective, firings, meet
-        self._given, self._left = operands
+        source, dtype = arrays[0], collective.reads.dtype
+        super().__init__(
+            op=KIND_OF_OP[collective.op],
+            dtype=segments.DTYPES.index(dtype),
+            by=segments.REDUCTIONS.index(collective.by) if collective.by else 0,
+            itemsize=dtype.itemsize,
+            num_elements=0 if source is None else source.size,
+            is_aside=aside_bytes(collective) <= STAGING_BYTES,
+            input_bytes=0 if source is None else source.nbytes,
+            input=address(source),
+            output=address(arrays[1]),
+        )
+        self.collective, self.operands, self.lane, self._meet = collective, operands, lane, meet
+        self.place, self.count = (0, collective.order), ctypes.c_uint64()
         self._group: GroupView | None = None
-        self._connected: tuple[CollectiveState, tuple[object, ...]] | None = None
+        # C holds addresses of these only: Python must not free them.
+        self._kept: tuple[object, ...] = (arrays,)
 
     def connect(
         self, group: GroupView, digest: int, row: int, rows: Sequence[Sequence[Row]]
@@ -141,43 +185,29 @@ class CollectiveLaunch:
         `rows` are those of the collective that each rank offers, `row` is this launch's among the
         own.
         """
-        c, own = self._collective, group.struct.own
-        is_aside = c.aside_bytes <= STAGING_BYTES
+        c, own, kind = self.collective, group.struct.own, KIND_OF_OP[self.collective.op]
         # What C needs beside addresses: regions that move (per rank, or one), none for an
         # all-reduce.
-        if c.kind == segments.TRANSFER:
-            blocks = [c.region(0, 1)]
-        elif c.kind == segments.MOVE:
+        if kind == segments.TRANSFER:
+            blocks = [region(c, 0, 1)]
+        elif kind == segments.MOVE:
             places = range(len(group.ranks))
             # Small operands are read by each rank from the staging of all; large ones are written
             # by their owner to the outputs of all.
-            blocks = [c.region(p, own) if is_aside else c.region(own, p) for p in places]
-        elif c.kind == segments.REDUCE_SCATTER:
-            blocks = [c.region(own, own)]
+            ends = [(p, own) if self.is_aside else (own, p) for p in places]
+            blocks = [region(c, *pair) for pair in ends]
+        elif kind == segments.REDUCE_SCATTER:
+            blocks = [region(c, own, own)]
         else:
             blocks = []
         regions = (ByteBlocks * max(1, len(blocks)))(*blocks)
         tables = _addresses(rows, group.segments)
         pointers = [segments.addresses([ctypes.addressof(x) for x in table]) for table in tables]
-        state = CollectiveState(
-            group=ctypes.addressof(group.struct),
-            digest=digest,
-            firings=ctypes.addressof(self._firings),
-            op=c.kind,
-            dtype=segments.DTYPES.index(c.dtype),
-            by=segments.REDUCTIONS.index(c.by) if c.by else 0,
-            itemsize=c.dtype.itemsize,
-            num_elements=0 if self._given is None else self._given.size,
-            is_aside=is_aside,
-            input_bytes=0 if self._given is None else self._given.nbytes,
-            row=row,
-            input=address(self._given),
-            output=address(self._left),
-            inputs_of=ctypes.addressof(pointers[0]),
-            outputs_of=ctypes.addressof(pointers[1]),
-            regions=ctypes.addressof(regions),
-        )
-        self._group, self._connected = group, (state, (regions, tables, pointers))
+        self.group, self.digest = ctypes.addressof(group.struct), digest
+        self.firings, self.row = ctypes.addressof(self.count), row
+        self.inputs_of, self.outputs_of = map(ctypes.addressof, pointers)
+        self.regions = ctypes.addressof(regions)
+        self._group, self._kept = group, (*self._kept, regions, tables, pointers)
 
     def disconnect(self) -> None:
         """Make every later call raise. The memory that C uses lives as long as this launch."""
@@ -186,11 +216,12 @@ class CollectiveLaunch:
 
     def __call__(self) -> None:
         """Meet. Raises PeerFailed where another rank does not come, or comes to something else."""
-        if self._group is None or self._connected is None:
-            raise InternalError(f"{self._collective} was launched before all ranks were ready")
-        status = self._meet(ctypes.addressof(self._connected[0]))
+        if self._group is None:
+            what = described(self.collective)
+            raise InternalError(f"{what} was launched before all ranks were ready")
+        status = self._meet(ctypes.addressof(self))
         if status:
-            raise self._group.error(self._collective, status, self._firings.value)
+            raise self._group.error(self.collective, status, self.count.value)
 
 
 def _closed(meeting: int) -> int:
@@ -208,18 +239,6 @@ def _addresses(
             places = [bases[r[segment]] + r[offset] if r[segment] >= 0 else 0 for r in rank_rows]
             tables[column].append(segments.addresses(places))
     return tables
-
-
-@dataclass(slots=True)
-class _Bound:
-    """A collective of this rank, its place in its lane, and the launches bound to it."""
-
-    collective: Collective
-    lane: CommunicatorKey
-    place: tuple[int, int]
-    firings: ctypes.c_uint64 = field(default_factory=ctypes.c_uint64)
-    rows: list[Row] = field(default_factory=list)
-    launches: list[CollectiveLaunch] = field(default_factory=list)
 
 
 class SharedMemory:
@@ -246,19 +265,20 @@ class SharedMemory:
     ) -> None:
         if toolchain is None:
             raise DeviceError(
-                f"rank {rank} of {mesh.num_ranks} needs a C compiler to meet the others: install"
-                " cc, gcc or clang, or name one as CC"
+                f"rank {rank} of {mesh.num_ranks} needs a C compiler for collectives: install cc,"
+                " gcc or clang, or name one as CC"
             )
         self._rank, self._mesh, self._gather = rank, mesh, gather
         if not 0 <= rank < mesh.num_ranks <= segments.MAX_RANKS:
             raise DeviceError(
-                f"rank {rank} of a mesh of {mesh} cannot be: ranks of one host are numbered from 0,"
-                f" {segments.MAX_RANKS} at most"
+                f"rank {rank} is not in the mesh {mesh}, or above the {segments.MAX_RANKS} ranks"
+                " that one host can have; ranks are numbered from 0"
             )
         self._library = segments.library(toolchain)
         self._deadline_ns = int(deadline_s * 1e9)
         self._own = OwnSegments()
-        self._bound: dict[tuple[str, int], _Bound] = {}
+        # By actor and order: the launches of a collective, one for each set of slots.
+        self._bound: dict[tuple[str, int], list[CollectiveLaunch]] = {}
         self._boards: list[StatusPage] = []
         self._lanes_of: list[list[CommunicatorKey]] = []
         self._processes: list[int] = []
@@ -276,6 +296,11 @@ class SharedMemory:
         """All ranks."""
         return self._mesh
 
+    @property
+    def has_clean_abort(self) -> bool:
+        """Whether no later launch runs once one was aborted; see `Communicator`."""
+        return True
+
     # -- binding ---------------------------------------------------------------------------------
 
     def allocate(self, size_bytes: int, alignment: int) -> Block:
@@ -287,58 +312,34 @@ class SharedMemory:
         return segment.array[start : start + size_bytes]
 
     def bind(
-        self, call: CollectiveCall, inputs: tuple[Array, ...], outputs: tuple[Array, ...]
+        self, collective: Collective, inputs: tuple[Array, ...], outputs: tuple[Array, ...]
     ) -> Launch:
         """Return the launch of a collective; see `Communicator.bind`."""
-        name = str(call.attrs.get("group"))
-        if name not in self._mesh.names:
-            raise DeviceError(
-                f"{call.op} ({call.where}) is for a group {name!r}; the mesh of {self._mesh} has"
-                f" {', '.join(map(repr, self._mesh.names))}"
-            )
-        axis = self._mesh.axis(name)
-        group = self._ranks_along(axis)
-        collective = Collective.of(call, group.index(self._rank))
-        if len(group) != collective.num_ranks:
-            raise DeviceError(
-                f"{collective} is for {collective.num_ranks} ranks; the mesh of {self._mesh} has"
-                f" {len(group)} along {collective.group!r}"
-            )
-        collective.check(call, group.index(self._rank))
-        source = None if call.op == "receive" else inputs[0]  # what it has more are tokens
-        target = None if call.op == "send" else outputs[0]
+        lane = lane_of(collective, self._mesh, self._rank)
+        source = None if collective.op == RECEIVE else inputs[0]  # what it has more are tokens
+        target = None if collective.op == SEND else outputs[0]
         operands = (source, target)
         if not all([array is None or array.flags.c_contiguous for array in operands]):
-            raise DeviceError(f"{collective} moves rows that lie one after another")
+            raise DeviceError(f"{described(collective)} moves rows that lie one after another")
         places = [
             (-1, 0) if array is None else self._own.place(address(array), array.nbytes)
             for array in operands
         ]
         row = (*places[0], *places[1])
         # Smaller operands are copied to the board, so they may lie in private memory.
-        if collective.aside_bytes > STAGING_BYTES:
+        if aside_bytes(collective) > STAGING_BYTES:
             _check_shared(collective, operands, row)
-        ends = collective.ends
-        lane = CommunicatorKey(axis, *((-1, *ends) if ends else (call.stream,)))
-        bound = self._bound_of(collective, lane, call.actor)
-        launch = CollectiveLaunch(collective, operands, bound.firings, self._library.af_meet)
-        bound.rows.append(row)
-        bound.launches.append(launch)
-        return launch
-
-    def _bound_of(self, collective: Collective, lane: CommunicatorKey, actor: str) -> _Bound:
-        """Return the entry of a collective. Two of one order are of two programs of the plan."""
-        key = (actor, collective.order)
-        if key not in self._bound:
-            others = [b for b in self._bound.values() if b.lane == lane]
-            # Numbered as they are bound; ranks compare their texts, which shows other orders.
-            before = [b for b in others if b.collective.order == collective.order]
-            self._bound[key] = _Bound(collective, lane, (len(before), collective.order))
-        if self._bound[key].collective != collective:
+        launch = CollectiveLaunch(collective, operands, row, lane, self._library.af_meet)
+        launches = self._bound.setdefault((collective.site.actor, collective.order), [])
+        launches.append(launch)
+        first = launches[0]
+        launch.count = first.count
+        if first.collective != collective:
             raise InternalError(
-                f"actor {actor!r} has {self._bound[key].collective} and {collective} in one place"
+                f"actor {collective.site.actor!r} has {described(first.collective)} and"
+                f" {described(collective)} in one place"
             )
-        return self._bound[key]
+        return launch
 
     # -- agreement -------------------------------------------------------------------------------
 
@@ -348,23 +349,20 @@ class SharedMemory:
             self._own.allocate("board", StatusPage.size_bytes(len(self._lanes())))
         except MemoryError as error:
             raise OutOfMemory(
-                f"rank {self._rank} of {self._mesh.num_ranks} has no memory to meet the others in:"
-                f" {error}; a limit on memory or on the size of files is reached ('ulimit -v',"
-                " 'ulimit -f', which counts for shared memory as well): raise it"
+                f"rank {self._rank} of {self._mesh.num_ranks} has no shared memory for"
+                f" collectives: {error}; a limit on memory or on the size of files is reached"
+                " ('ulimit -v', 'ulimit -f', which counts for shared memory as well): raise it"
             ) from error
-        collectives = [
-            CollectiveDescriptor(b.lane, b.place, b.collective.text, tuple(b.rows))
-            for b in self._bound.values()
-        ]
+        collectives = tuple(self._descriptors())
         descriptor = RankDescriptor(
-            this_host(), os.getpid(), self._own.offer(), str(self._mesh), tuple(collectives)
+            this_host(), os.getpid(), self._own.offer(), str(self._mesh), collectives
         )
         # Two meetings: files may be closed only after every rank has opened them.
         rows = self._gather("share memory for collectives", descriptor.row())
         offers = [RankDescriptor.of(value, rank) for rank, value in enumerate(rows)]
         # All ranks check the same offers, so all raise, or none does.
         check_hosts(offers)
-        check_collectives(offers, self._all_groups())
+        check_collectives(offers, self._mesh.groups())
         failure = ""
         try:
             mapped = [self._segments_of(rank, offer) for rank, offer in enumerate(offers)]
@@ -372,9 +370,9 @@ class SharedMemory:
                 self._processes.append(open_pidfd(offer.pid))
         except OSError as error:
             failure = (
-                f"rank {self._rank} cannot map the memory of the others: {error}; all ranks must be"
-                " processes of one user, in one container, with a file descriptor for each other"
-                " rank ('ulimit -n')"
+                f"rank {self._rank} cannot map the memory of the other ranks: {error}; all ranks"
+                " must be processes of one user, in one container, with a file descriptor for"
+                " each other rank ('ulimit -n')"
             )
         answers = self._gather("map the memory of the others", failure)
         # All have answered, so all have mapped; descriptors are scarce, and mappings need none.
@@ -388,6 +386,21 @@ class SharedMemory:
                 # An abort that came before there were boards to mark.
                 self._wake_all(*self._given_up)
 
+    def _descriptors(self) -> Iterator[CollectiveDescriptor]:
+        """Yield what the other ranks are told of each collective, and give it its place.
+
+        Two of one order are of two programs of the plan. They are numbered as they were bound;
+        ranks compare their texts, which shows other orders.
+        """
+        counts, coordinates = Counter[object](), self._mesh.coordinates(self._rank)
+        for first, *others in self._bound.values():
+            order, lane = first.collective.order, first.lane
+            first.place = counts[lane, order], order
+            counts[lane, order] += 1
+            text = offered(first.collective, coordinates[lane.axis])
+            rows = (first.operands, *[launch.operands for launch in others])
+            yield CollectiveDescriptor(lane, first.place, text, rows)
+
     def _segments_of(self, rank: int, offer: RankDescriptor) -> list[Segment]:
         """Map what a rank offers: all of it for one that this one meets, else its board."""
         if rank == self._rank:
@@ -396,20 +409,11 @@ class SharedMemory:
         return map_all(offer.pid, offer.segments if meets else offer.segments[-1:])
 
     def _lanes(self) -> list[CommunicatorKey]:
-        return sorted({bound.lane for bound in self._bound.values()})
+        return sorted({launches[0].lane for launches in self._bound.values()})
 
     def _ranks_along(self, axis: int, rank: int | None = None) -> tuple[int, ...]:
         """Return the group of a rank, this one by default."""
         return self._mesh.group(self._rank if rank is None else rank, axis)
-
-    def _all_groups(self) -> list[tuple[int, tuple[int, ...]]]:
-        ranks = range(self._mesh.num_ranks)
-        groups = [
-            (axis, self._ranks_along(axis, rank))
-            for axis in range(len(self._mesh.names))
-            for rank in ranks
-        ]
-        return list(dict.fromkeys(groups))
 
     def _connect(self, offers: Sequence[RankDescriptor], mapped: Sequence[list[Segment]]) -> None:
         """Fill in where everything of other ranks is; launches may run from then on."""
@@ -425,7 +429,8 @@ class SharedMemory:
             # match.
             digests = [_digest(texts, place) for place in range(len(texts))]
             calls = sorted(
-                [b for b in self._bound.values() if b.lane == lane], key=lambda b: b.place
+                [own for own in self._bound.values() if own[0].lane == lane],
+                key=lambda own: own[0].place,
             )
             group = GroupView(
                 ranks,
@@ -433,16 +438,16 @@ class SharedMemory:
                 [mapped[rank] for rank in ranks],
                 [self._boards[rank] for rank in ranks],
                 [self._processes[rank] for rank in ranks],
-                {d: str(b.collective) for d, b in zip(digests, calls, strict=True)},
+                {d: described(own[0].collective) for d, own in zip(digests, calls, strict=True)},
                 self._deadline_ns,
                 self.abort,
                 self._given_up_by,
                 self._follow,
             )
             group.start(self._rank)
-            for place, bound in enumerate(calls):
+            for place, launches in enumerate(calls):
                 rows = [offers[rank].along(lane)[place].rows for rank in ranks]
-                for row, launch in enumerate(bound.launches):
+                for row, launch in enumerate(launches):
                     launch.connect(group, digests[place], row, rows)
 
     # -- ending ----------------------------------------------------------------------------------
@@ -458,8 +463,8 @@ class SharedMemory:
     def close(self) -> None:
         """Let go of other ranks' memory; see `Communicator.close`."""
         with self._lock:
-            for bound in self._bound.values():
-                for launch in bound.launches:
+            for launches in self._bound.values():
+                for launch in launches:
                     launch.disconnect()
             for fd in self._processes:
                 if fd >= 0:
@@ -503,22 +508,23 @@ class SharedMemory:
         boards = self._boards
         rank = boards[0].marked_by() if boards else None
         if rank is None:
-            return PeerFailed("the run was given up")
-        text = f"rank {rank} gave the run up: {boards[rank].reason()}"
+            return PeerFailed("the run was aborted")
+        text = f"rank {rank} aborted the run: {boards[rank].reason()}"
         return PeerFailed(text, rank=boards[rank].at_fault())
 
 
 def _check_shared(collective: Collective, operands: Sequence[Array | None], row: Row) -> None:
     """Check that others can reach what they work on. Raises DeviceError."""
     # Large sums read the inputs of others; an all-reduce, and what moves, writes their outputs.
-    is_read = collective.kind in (segments.ALL_REDUCE, segments.REDUCE_SCATTER)
-    is_written = collective.kind != segments.REDUCE_SCATTER and collective.op != "send"
+    kind = KIND_OF_OP[collective.op]
+    is_read = kind in (segments.ALL_REDUCE, segments.REDUCE_SCATTER)
+    is_written = kind != segments.REDUCE_SCATTER and collective.op != SEND
     accesses = ((is_read, operands[0], row[0]), (is_written, operands[1], row[2]))
     # Of an empty part there is nothing to reach.
     if any([is_met and place < 0 and x is not None and x.nbytes for is_met, x, place in accesses]):
         raise DeviceError(
-            f"{collective} works on memory of this process alone; registers that ranks meet over"
-            " lie in shared memory"
+            f"{described(collective)} uses private memory of this process; the registers of a"
+            " collective are in shared memory"
         )
 
 

@@ -9,7 +9,8 @@ device:
 - **On an asynchronous device**, firing k puts on its stream: a wait for the event of every firing
   that it needs (`actors.race.waits` says which, and which others imply), the launches, and the
   record of its own event. The host waits for one thing only: not to be more than `max_ahead` steps
-  ahead.
+  ahead. An actor there that has a thread of its own waits for its launches on that thread, and DONE
+  means ended (`actors.machine.table` says which do).
 
 **Why it is right.** When a firing starts, the messages say that every firing it needs has been
 enqueued, so its event is recorded and a wait sees that record. By induction over the order of
@@ -23,7 +24,7 @@ of each actor. Nothing is built per firing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from traceback import clear_frames
 from typing import NamedTuple
@@ -38,7 +39,7 @@ from actors.machine.protocol import (
     Launch,
 )
 from actors.machine.table import MachineTable
-from actors.race.waits import EventWait, Throttle, wait_table
+from actors.race.waits import EventWait, Throttle, WaitTable, wait_table
 from compiler.contract.errors import InternalError
 
 
@@ -190,6 +191,10 @@ class StreamHome(NamedTuple):
     device: DeviceDriver
 
 
+FindWaits = Callable[[MachineTable, Collection[int], int], WaitTable]
+"""As `wait_table`: from a graph, its asynchronous streams and `max_ahead`."""
+
+
 class Executor:
     """One run of an actor graph on its devices.
 
@@ -200,12 +205,18 @@ class Executor:
         streams: Where each stream of the table is, by its number there.
         max_ahead: Steps that may be enqueued and not ended, 1 or more; of an actor that fires less
             than once in so many steps, one firing.
+        find_waits: Says which firings wait for which.
     """
 
     __slots__ = ("_bodies", "_devices", "_lanes", "_rings", "_waiting", "fault", "table", "waits")
 
     def __init__(
-        self, table: MachineTable, streams: Mapping[int, StreamHome], *, max_ahead: int = 2
+        self,
+        table: MachineTable,
+        streams: Mapping[int, StreamHome],
+        *,
+        max_ahead: int = 2,
+        find_waits: FindWaits = wait_table,
     ) -> None:
         if max_ahead < 1:
             raise ValueError(f"expected max_ahead of 1 step or more, got {max_ahead}")
@@ -214,7 +225,7 @@ class Executor:
         self._devices = {h.device.device: h.device for h in streams.values()}
         # Only of these does DONE mean enqueued, so only their firings need events.
         late = [number for number, home in streams.items() if home.device.is_asynchronous]
-        self.waits = waits = wait_table(table, late, max_ahead)
+        self.waits = waits = find_waits(table, late, max_ahead)
         self._lanes = {
             number: StreamState(home.device, home.name, table.num_actors)
             for number, home in streams.items()
@@ -247,7 +258,8 @@ class Executor:
         if not is_late:
             return _HostBody(gate, self._blame)
         ring, throttle = self._rings[actor], self.waits.throttles[actor]
-        return _DeviceBody(actor, gate, ring, lane, throttle, self._blame)
+        is_awaited = self.table.is_detached[actor]
+        return _DeviceBody(actor, gate, ring, lane, throttle, self._blame, is_awaited=is_awaited)
 
     def bind_chain(self, actor: int, launches: Chain) -> Chain:
         """Return the chain as the actor's device runs it, for `bind` to make firings of."""
@@ -274,6 +286,10 @@ class Executor:
         }
         waits = [w.flushed(missing[w.edge]) if w.is_input else w for w in self.waits.all[actor]]
         return body.bind(chain, tuple(waits))
+
+    def num_unfinished(self, actor: int) -> int:
+        """Return how many firings of an actor are enqueued and have not ended; 0 on the host."""
+        return self._rings[actor].num_unfinished
 
     def synchronize(self) -> None:
         """Wait until all that was enqueued has ended. Raises DeviceFailure or DeviceFault."""
@@ -315,7 +331,7 @@ class Executor:
 class _DeviceBody:
     """Enqueues the firings of one actor on its stream."""
 
-    __slots__ = ("_actor", "_blame", "_gate", "_lane", "_ring", "_throttle")
+    __slots__ = ("_actor", "_blame", "_gate", "_is_awaited", "_lane", "_ring", "_throttle")
 
     def __init__(
         self,
@@ -325,7 +341,10 @@ class _DeviceBody:
         lane: StreamState,
         throttle: Throttle,
         blame: Blame,
+        *,
+        is_awaited: bool,
     ) -> None:
+        self._is_awaited = is_awaited
         self._actor = actor
         self._gate = gate
         self._ring = ring
@@ -357,6 +376,8 @@ class _DeviceBody:
             for enqueue in chain:
                 self._enqueue(enqueue, firing)
             lane.stream.record(ring.events[index])
+            if self._is_awaited:
+                ring.events[index].synchronize()
         except DeviceFault as fault:
             # The traceback keeps this frame, and the launches the arena.
             del chain

@@ -10,17 +10,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from actors.kernels.common import host_memory
+from actors.kernels.common.kernel import Operand, require_plan
 from actors.kernels.library.launch import merge_native_launches
 from actors.machine.protocol import Array, Arrays, Chain, DeviceEvent, DeviceStream, Launch
 from compiler.contract.attrs import AttrValue
 from compiler.contract.errors import ActorflowError, DeviceError
 from compiler.contract.placement import HOST, Device
+from compiler.contract.types import TensorType
 
 if TYPE_CHECKING:
-    from actors.kernels.common.kernel import Kernel
+    from actors.kernels.common.kernel import HostKernel
 
 
-NO_KERNELS: Mapping[str, Kernel] = MappingProxyType({})
+NO_KERNELS: Mapping[str, HostKernel] = MappingProxyType({})
 
 
 class HostKernels:
@@ -30,7 +32,7 @@ class HostKernels:
         kernels: By the name that launches use.
     """
 
-    def __init__(self, kernels: Mapping[str, Kernel]) -> None:
+    def __init__(self, kernels: Mapping[str, HostKernel]) -> None:
         self._kernels = kernels
 
     def has_kernel(self, name: str) -> bool:
@@ -44,17 +46,21 @@ class HostKernels:
         inputs: Arrays,
         outputs: Arrays,
         workspace: Array | None,
+        types: tuple[TensorType, ...],
     ) -> Launch:
         """Return the launch of a kernel; see `DeviceStore.bind`."""
+        arrays, count = (*inputs, *outputs), len(inputs)
+        operands = tuple([Operand(t, 0, x.strides) for t, x in zip(types, arrays, strict=True)])
         try:
-            launch = self._kernels[kernel].bind(attrs, inputs, outputs, workspace)
+            plan = require_plan(self._kernels[kernel], attrs, operands[:count], operands[count:])
+            launch = plan.bind(inputs, outputs, workspace)
         except ActorflowError:
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise DeviceError(f"{kernel} cannot be bound: {reason}") from error
         if not callable(launch):
-            raise DeviceError(f"{kernel} was bound to {launch!r}, no launch")
+            raise DeviceError(f"{kernel} was bound to {launch!r}, expected a launch")
         return launch
 
 
@@ -72,7 +78,7 @@ class HostDevice(HostKernels):
     read = staticmethod(host_memory.read)
     write = staticmethod(host_memory.write)
 
-    def __init__(self, kernels: Mapping[str, Kernel], *, joins: bool = True) -> None:
+    def __init__(self, kernels: Mapping[str, HostKernel], *, joins: bool = True) -> None:
         super().__init__(kernels)
         self.device: Device = HOST
         self._joins = joins

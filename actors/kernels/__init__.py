@@ -1,9 +1,9 @@
 """The kernels that the launches of a plan run, for the host and for CUDA devices.
 
-A kernel is asked from shapes alone (`query`): whether it takes a call, how much scratch it needs,
-and how long it takes. At load it is bound to arrays or addresses (`bind`), and returns the launch:
-on a CUDA device, the calls of it. A catalogue lists the kernels of a device in the order of
-preference.
+A kernel is a function that plans a call from shapes alone: whether it takes the call, how much
+scratch it needs, how long it takes, and how it is bound to arrays or addresses at load, which gives
+the launch: on a CUDA device, the calls of it. A catalogue lists the kernels of a device in the
+order of preference.
 
 common     what kernels of all targets share: `Kernel`, work and its cost, strides, products, caches
 program    a fused program or a region as every generator sees it: phases, values, spaces
@@ -17,5 +17,5 @@ Imports go one way: host > native | reference, cuda > program | library > common
 arrows do not import each other. native uses library, but reference and cuda must not; host uses no
 cuda. Below are only `actors.machine` and `compiler.contract`; no room imports a device or the loop.
 
-Begin reading at common/kernel.py, because every other file answers to its protocol.
+Begin reading at common/kernel.py, because every other file makes what it defines.
 """

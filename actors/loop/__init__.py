@@ -9,7 +9,9 @@ a visit to the variables, `close`) goes through the dispatcher's inbox.
 - `bound`      a bound plan: blocks, views, variables, and the tokens that ports see.
 - `loop`       one run, as the rest of the program sees it.
 - `dispatch`   the thread that owns the machine; `LoopOptions`.
-- `worker`     the thread of one stream, what it runs now, and how a failed launch is told.
+- `inbox`      what other threads send to that one.
+- `worker`     the threads of streams, what each runs now, and what was handed to them.
+- `failure`    a launch that failed, in words, and how a run ends.
 - `admission`  steps that may begin, ports until they are closed, visits between two messages.
 - `watchdog`   who holds up a run that stands still.
 - `timeline`   what happened when, as a Chrome trace.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from actors.machine.machine import Machine
-from actors.machine.protocol import HostPort
+from actors.machine.protocol import AbandonablePort, HostPort
 from actors.machine.transitions import State
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import PORTED, ActorKind
@@ -84,16 +84,27 @@ class Admission:
 
 
 class OpenPorts:
-    """The ports of one run; each is closed once. Methods may be called from any thread.
+    """The ports of one run; each is closed once, from any thread.
 
-    `sources` and `ported` (sources and sinks) are actors of the plan.
+    `sources` and `ported` (sources and sinks) are actors of the plan. `given_up` are those for
+    which nobody waits any more: it belongs to the dispatcher's thread, and so does `abandon`.
     """
 
     def __init__(self, plan: Plan, ports: Mapping[str, HostPort]) -> None:
         self._names = {int(a.id): a.name for a in plan.actors if a.kind in PORTED}
+        self._ports = ports
         self._open = dict(ports)
+        self.given_up: set[int] = set()
         self.ported = frozenset(self._names)
         self.sources = frozenset([int(a.id) for a in plan.actors if a.kind is ActorKind.SOURCE])
+
+    def abandon(self, actor: int) -> bool:
+        """Give up a port that blocks in a firing, if it can be; return whether it was now."""
+        port = self._ports[self._names[actor]]
+        if actor in self.given_up or not isinstance(port, AbandonablePort) or not port.abandon():
+            return False
+        self.given_up.add(actor)
+        return True
 
     def close(self) -> tuple[BaseException, ...]:
         """Close all ports that are open; return what they raised."""
@@ -121,11 +132,11 @@ class OpenPorts:
 
 
 # A run's variables change in place, on threads of its own. Whoever wants to read or write them
-# while it goes on gives the dispatcher a visit (`actors.loop.loop.Loop.visit`), which is made on
-# the dispatcher's thread between two messages: nothing starts meanwhile. Visits are looked at
-# before messages are delivered. So the end of a step is such a place even where the next step is
-# about to start: the message that would start it still waits. Nothing is held back, and the machine
-# knows nothing of it.
+# while it goes on gives the dispatcher a visit (`Loop.run_when_quiescent`), which is made on the
+# dispatcher's thread between two messages: nothing starts meanwhile. Visits are looked at before
+# messages are delivered. So the end of a step is such a place even where the next step is about to
+# start: the message that would start it still waits. Nothing is held back, and the machine knows
+# nothing of it.
 #
 # A visit can be asked for by a thread that the run waits for (a listener that has not returned). It
 # is made nevertheless, if what must come to rest does so without that listener.

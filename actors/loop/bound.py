@@ -116,13 +116,14 @@ def _allocate(
     except FullDevice as error:
         raise OutOfMemory(
             f"plan {plan.name!r} needs {_size(arena.size_bytes)} on {arena.device}, of which"
-            f" {_size(error.free_bytes)} are free; set a smaller memory budget or batch, or end"
-            " what else uses the device"
+            f" {_size(error.free_bytes)} are free; set a smaller memory budget or batch, or stop"
+            " other processes on the device"
         ) from error
     except MemoryError as error:
         raise OutOfMemory(
-            f"plan {plan.name!r} needs {_size(arena.size_bytes)} on {arena.device}, and the machine"
-            f" does not give them{largest_tensor(plan)}; set a smaller memory budget or batch"
+            f"plan {plan.name!r} needs {_size(arena.size_bytes)} on {arena.device}, which the"
+            f" machine cannot allocate{largest_tensor(plan)}; set a smaller memory budget or"
+            " batch"
         ) from error
 
 
@@ -246,7 +247,7 @@ class BoundPlan:
     def variables(self) -> VariableMemory:
         """The plan's state. Raises InternalError after `release`."""
         if self._variables is None:
-            raise InternalError(f"the memory of plan {self.plan.name!r} was given back")
+            raise InternalError(f"the memory of plan {self.plan.name!r} was released")
         return self._variables
 
     def synchronize(self) -> None:
@@ -294,8 +295,8 @@ def tokens_of(
                 if arena.device.kind is not DeviceKind.HOST:
                     raise InternalError(
                         f"{actor.kind.value} {actor.name!r} reads or writes register"
-                        f" {register.name!r} in {arena.place}; a port sees memory of the host only,"
-                        " and a copy actor brings its data over"
+                        f" {register.name!r} in {arena.place}; a port accesses host memory only,"
+                        " and a copy actor transfers its data"
                     )
                 tokens[i][field.name] = views.get(field.view, slot)
     return tuple([MappingProxyType(token) for token in tokens])

@@ -19,12 +19,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, repeat
-from queue import SimpleQueue
 from threading import Thread
 from traceback import clear_frames
 from typing import TYPE_CHECKING, TypeVar
@@ -37,23 +35,21 @@ from actors.loop.admission import (
     QuiescentQueue,
     is_quiescent_for,
 )
+from actors.loop.failure import Failure, RunOutcome, failed_launch
+from actors.loop.inbox import COMMAND, Inbox
 from actors.loop.timeline import Timeline
 from actors.loop.watchdog import WatchdogOptions
 from actors.loop.worker import (
-    Failure,
     FiringTimes,
     Job,
     RunningLaunch,
     ThreadActivity,
-    Worker,
-    explain,
-    failed_launch,
-    is_same_failure,
-    root_failure,
+    WorkerCallbacks,
+    WorkerPool,
 )
 from actors.machine.errors import SourceExhausted
 from actors.machine.machine import Machine
-from actors.machine.protocol import AbandonablePort, Clock, DeviceFailure
+from actors.machine.protocol import Clock, DeviceFailure
 from actors.machine.transitions import KIND_BITS, KIND_MASK, Message, message, subject_of
 from compiler.contract.errors import InternalError
 from compiler.contract.plan_tables import PORTED
@@ -101,9 +97,6 @@ class LoopOptions:
     report: Callable[[str], object] = _report
 
 
-_COMMAND = -1
-"""In the inbox: look at the commands. Messages of the machine are never negative."""
-
 Item = TypeVar("Item")
 
 _DONE, _EXHAUSTED, _FAILED = int(Message.DONE), int(Message.EXHAUSTED), int(Message.FAILED)
@@ -112,73 +105,39 @@ _DONE, _EXHAUSTED, _FAILED = int(Message.DONE), int(Message.EXHAUSTED), int(Mess
 class Dispatcher:
     """Drives one run. All methods belong to its thread, except those marked for any thread.
 
-    `failure` is what ended the run, or None. `is_closing` says that the run's end was asked for:
-    what launches raise from then on is no failure, and workers are not waited for. `busy_ns` is the
-    time in launches by actor. `given_up` are the ports for which nobody waits any more. `post`
-    takes the message that ends a firing, from any thread.
+    Every message and every command passes through `_serve`. What it decides by has an owner each:
+    the `machine` says what fires, the `inbox` brings what other threads say, `workers` have the
+    firings that run elsewhere, `outcome` knows how the run ends, `admission`, `ports` and visits
+    let in what comes from outside.
     """
 
     def __init__(self, bound: BoundPlan, options: LoopOptions) -> None:
-        self.plan = bound.plan
-        self.table = bound.table
-        self.machine = Machine(self.table)
-        self.failure: BaseException | None = None
-        self.is_closing = self.is_cut = False
-        self.ports = OpenPorts(bound.plan, bound.ports)
-        self._bound = bound
-        self._prepare = options.prepare_thread
-        self._inbox: SimpleQueue[int] = SimpleQueue()
-        self.post = self._inbox.put
-        self._commands: deque[Callable[[], object]] = deque()
-        # Written by workers before they post FAILED; read here when that message is taken.
-        self._failures: dict[int, Failure] = {}
-        # Detached actors whose firing was handed over and whose end has not come through the inbox.
-        self._running: set[int] = set()
-        self.given_up: set[int] = set()
-        self._visitors = QuiescentQueue()
+        plan = bound.plan
+        self.bound = bound
+        self.machine = Machine(bound.table)
+        self.inbox = Inbox()
+        self.ports = OpenPorts(plan, bound.ports)
+        self.outcome = RunOutcome(plan, self.ports.sources)
         self.admission = Admission(self.machine, options.window)
-        self.busy_ns = [0] * self.table.num_actors
-        self._times = FiringTimes(options.clock, self.busy_ns, options.timeline)
-        self._num_launches = [1 if a.kind in PORTED else len(a.launches) for a in self.plan.actors]
-        self._note = ThreadActivity(self._num_launches)
+        self._visitors = QuiescentQueue()
+        times = FiringTimes(options.clock, [0] * bound.table.num_actors, options.timeline)
+        num_launches = [1 if a.kind in PORTED else len(a.launches) for a in plan.actors]
+        new_activity = partial(ThreadActivity, num_launches, times)
+        self.activity = new_activity()
+        self.workers = WorkerPool(
+            plan,
+            bound.table,
+            new_activity,
+            WorkerCallbacks(self.inbox.post, self.outcome.report, self._fail_start),
+            options.prepare_thread,
+        )
         # Pairs are built once: `next` then gives a firing its job without making an object.
         self._jobs: list[Iterator[Job]] = [
             _forever(tuple([(actor, chain) for chain in phases]))
             for actor, phases in enumerate(bound.chains)
         ]
-        by_stream: dict[int, list[int]] = {}
-        # One thread per stream, not per actor: firings of a stream must not overlap.
-        for actor in [a for a, is_detached in enumerate(self.table.is_detached) if is_detached]:
-            by_stream.setdefault(self.table.streams[actor], []).append(actor)
-        self.workers = tuple(
-            [self._make_worker(stream, tuple(actors)) for stream, actors in by_stream.items()]
-        )
-        self._put: dict[int, Callable[[Job], object]] = {
-            actor: worker.put for worker in self.workers for actor in worker.actors
-        }
-
-    def _make_worker(self, stream: int, actors: tuple[int, ...]) -> Worker:
-        has_compute = any(self.plan.actors[a].kind not in PORTED for a in actors)
-        return Worker(
-            self.plan.streams[stream].name,
-            actors,
-            self.table,
-            times=self._times,
-            note=ThreadActivity(self._num_launches),
-            employer=self,
-            # Sources and sinks run user code, whose thread keeps the settings that the user gave
-            # it.
-            prepare=self._prepare if has_compute else _nothing,
-        )
 
     # -- for any thread --------------------------------------------------------------------------
-
-    def call_soon_threadsafe(self, command: Callable[[], object]) -> None:
-        """Have the dispatcher's thread call something, after the messages already sent."""
-        # In this order: who takes the message finds the command. Both are atomic in CPython, so a
-        # signal handler may come in between, and no lock is needed that it could wait for.
-        self._commands.append(command)
-        self._inbox.put(_COMMAND)
 
     def run_when_quiescent(self, visit: QuiescentCallback) -> None:
         """Have a visit made as soon as its actors are at rest, or dismissed when the run is over.
@@ -186,7 +145,7 @@ class Dispatcher:
         A failed run is over for visitors when none of its kernels runs any more.
         """
         self._visitors.admit(
-            visit, lambda: self.call_soon_threadsafe(_nothing)
+            visit, lambda: self.inbox.call_soon_threadsafe(_nothing)
         )  # it may be waiting
 
     @property
@@ -194,19 +153,15 @@ class Dispatcher:
         """Whether no kernel runs and none will; a closed run may leave some behind."""
         is_shut = self._visitors.is_shut
         # Ports run no kernels, so a source or sink that still blocks does not count.
-        return (self.machine.is_halted or is_shut) and self._running <= self.ports.ported
+        return (self.machine.is_halted or is_shut) and self.workers.running <= self.ports.ported
 
     def in_flight(self, thread: Thread) -> RunningLaunch | None:
         """Return the inline chain that runs on the dispatcher's thread, or None; for any thread."""
-        return self._note.look(thread, Dispatcher._serve.__code__)
+        return self.activity.look(thread, Dispatcher._serve.__code__)
 
-    def note_failure(self, failure: Failure) -> None:
-        """Keep a failure until its message arrives; for any thread."""
-        self._failures[failure.actor] = failure
-
-    def fail_worker_start(self, error: BaseException) -> None:
+    def _fail_start(self, error: BaseException) -> None:
         """Fail the run with the error that kept a worker's thread from starting; for any thread."""
-        self.call_soon_threadsafe(partial(self.abort, error))
+        self.inbox.call_soon_threadsafe(partial(self.abort, error))
 
     # -- commands --------------------------------------------------------------------------------
 
@@ -217,8 +172,7 @@ class Dispatcher:
         self.machine.fireable.clear()
         self.machine.detached.clear()
         self.machine.flushing.clear()
-        for worker in self.workers:
-            self._running.difference_update(worker.drop())
+        self.workers.drop()
 
     def give_up(self, ported: Set[int]) -> None:
         """Stop waiting for ports that block in a firing; what they still deliver is ignored.
@@ -226,63 +180,62 @@ class Dispatcher:
         An admitted source counts as exhausted. A sink, or a source driven by another actor, goes on
         firing on this thread, because its neighbours wait for every token that they were promised.
         """
-        for actor in sorted(ported - self.given_up):
-            port = self._bound.ports[self.table.names[actor]]
-            if not isinstance(port, AbandonablePort) or not port.abandon():
+        for actor in sorted(ported):
+            if not self.ports.abandon(actor):
                 continue
-            self.given_up.add(actor)
-            # An abandoned launch raises when it wakes; `_take` ignores the message about that.
-            if self.table.admission[actor] is not None:
-                self._running.remove(actor)
-                self._receive(message(Message.EXHAUSTED, actor))
+            # An abandoned launch raises when it wakes; `take` ignores the message about that.
+            if self.machine.table.admission[actor] is not None:
+                self.workers.running.remove(actor)
+                self.receive(message(Message.EXHAUSTED, actor))
             else:
                 # Later firings run here at once, and so does the one that was under way.
-                self._put[actor] = self._fire_here
+                self.workers.put[actor] = self._fire_here
                 firing = self.machine.firing_index(actor)
-                self._fire_here((actor, self._bound.begun(actor, firing)))
+                self._fire_here((actor, self.bound.begun(actor, firing)))
 
     def _fire_here(self, job: Job) -> None:
         """Run the firing of a port that was given up, in the place of its thread."""
         actor, chain = job
         for launch in chain:
             launch()
-        self._inbox.put(message(Message.DONE, actor))
+        self.inbox.post(message(Message.DONE, actor))
 
     def cut(self) -> None:
         """End the run where it is, which is no failure: what runs ends, whatever it raises."""
-        self.is_cut = True
+        self.outcome.is_cut = True
         # What they still raise is ignored: it belongs to no step any more.
-        self.given_up |= self.ports.sources
+        self.ports.given_up |= self.ports.sources
         self.halt()
         self._close_sources()
 
     def abort(self, error: BaseException) -> None:
         """Fail the run with an error that no launch raised."""
-        if self.failure is None:
-            self.failure = error
+        self.outcome.fail(error)
         self.halt()
         self._close_sources()
 
     def abort_unless_over(self, error: BaseException) -> None:
         """Fail the run with an error from outside, unless it has ended or is being closed."""
-        if not (self.is_closing or self.machine.is_finished):
+        if not (self.outcome.is_closing or self.machine.is_finished):
             self.abort(error)
 
     def forget(self) -> None:
         """Drop launches and errors, so that a kept loop or failure keeps no arena alive."""
         self._visitors.shut()
         self._jobs.clear()
-        self._failures.clear()
-        self._note.clear()
+        self.outcome.forget_reported()
+        self.activity.clear()
 
     # -- the thread ------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Run until every actor has ended, a firing failed, or the run is closed."""
+    def run(self, prepare: Callable[[], object]) -> None:
+        """Run until every actor has ended, a firing failed, or the run is closed.
+
+        `prepare` is called first where chains run on this thread; workers prepare their own.
+        """
         try:
-            # Only where chains run on this thread; workers prepare their own.
-            if not all(self.table.is_detached):
-                self._prepare()
+            if not all(self.machine.table.is_detached):
+                prepare()
         except BaseException as error:
             self.abort(error)
         try:
@@ -290,29 +243,28 @@ class Dispatcher:
             # Linear, once per run: a machine that is over accounts for every slot, or a bug is
             # reported.
             self.machine.validate()
-            self._bound.synchronize()
+            self.bound.synchronize()
         except DeviceFailure as failure:
             self.halt()
-            self._explain(failed_launch(failure))
+            self._fail_by(failed_launch(failure))
         except BaseException as error:
             # No launch raised this: the frames are the dispatcher's own, and know the last chain.
             clear_frames(error.__traceback__)
             self.abort(error)
         self.forget()
         # Last: the mailbox is first in, first out, so the jobs before None still run.
-        for worker in self.workers:
-            worker.put(None)
+        self.workers.end()
 
     def _serve(self) -> None:
         machine, columns, jobs = self.machine, self.machine.columns, self._jobs
-        inbox, running = self._inbox, self._running
+        inbox, workers, note = self.inbox, self.workers, self.activity
         fireable, detached, flushing = machine.fireable, machine.detached, machine.flushing
         next_fireable, next_detached = fireable.popleft, detached.popleft
-        outbox, is_quiet, get, put = machine.outbox, inbox.empty, inbox.get, self._put
-        visitors, note = self._visitors.waiting, self._note
-        clock, busy_ns, timeline = self._times.clock, self._times.busy_ns, self._times.timeline
+        outbox, is_quiet, get = machine.outbox, inbox.is_empty, inbox.get
+        visitors, running, put = self._visitors.waiting, workers.running, workers.put
+        clock, busy_ns, timeline = note.times.clock, note.times.busy_ns, note.times.timeline
         # By actor, so that the end of a firing costs an index.
-        done = [message(Message.DONE, actor) for actor in range(self.table.num_actors)]
+        done = [message(Message.DONE, actor) for actor in range(machine.table.num_actors)]
         # What the loop needs stands in locals, and what happens in every firing calls nothing of
         # ours but the machine: this is most of what a firing costs beside its launches.
         since = clock()
@@ -332,7 +284,7 @@ class Dispatcher:
                     outbox.append(code)
                 else:
                     note.job = None
-                    self._take(code)
+                    self.take(code)
                 continue
             while detached:  # other threads get their work before this one is busy with its own
                 actor = next_detached()
@@ -372,7 +324,7 @@ class Dispatcher:
                 if (columns.is_halted or not columns.num_open) and self._is_over():
                     return
                 if self.admission.is_over:
-                    self._check_progress()
+                    self.check_progress()
                 note.job = None
                 code = get()
                 since = clock()
@@ -380,18 +332,18 @@ class Dispatcher:
                     running.remove(code >> KIND_BITS)
                     outbox.append(code)
                 else:
-                    self._take(code)
+                    self.take(code)
 
-    def _take(self, code: int) -> None:
+    def take(self, code: int) -> None:
         """Take what came through the inbox."""
-        if code == _COMMAND:
-            # Each _COMMAND in the inbox stands for one entry, appended before it.
-            self._commands.popleft()()
+        if code == COMMAND:
+            # Each COMMAND in the inbox stands for one entry, appended before it.
+            self.inbox.take_command()()
             return
-        if code & KIND_MASK != _DONE and subject_of(code) in self.given_up:
+        if code & KIND_MASK != _DONE and subject_of(code) in self.ports.given_up:
             return  # its thread came back after all
-        self._running.remove(subject_of(code))
-        self._receive(code)
+        self.workers.running.remove(subject_of(code))
+        self.receive(code)
 
     def _receive_visitors(self) -> None:
         """Make the visits that are possible now; dismiss those that a failed run can never make."""
@@ -404,13 +356,13 @@ class Dispatcher:
         self._visitors.receive(self._can_visit, is_over=is_over)
 
     def _can_visit(self, rest: QuiescentCondition) -> bool:
-        if self.machine.is_halted or not is_quiescent_for(self.machine, self._running, rest):
+        if self.machine.is_halted or not is_quiescent_for(self.machine, self.workers.running, rest):
             return False
-        self._bound.synchronize()
+        self.bound.synchronize()
         return True
 
-    def _receive(self, code: int) -> None:
-        """Let the machine take the end of a firing."""
+    def receive(self, code: int) -> None:
+        """Let the machine take the end of a firing, and act on its kind."""
         self.machine.receive(code)
         kind = code & KIND_MASK
         if kind == _EXHAUSTED:
@@ -418,63 +370,48 @@ class Dispatcher:
             self.admission.end_with(subject_of(code))
         elif kind == _FAILED:
             self.halt()
-            self._explain(root_failure(self._failures.pop(subject_of(code))))
+            self._fail_by(self.outcome.take_reported(subject_of(code)))
             self._close_sources()
 
     def _is_over(self) -> bool:
         if self.machine.is_halted:
             # Halted: kernels and sinks are waited for, sources in user code are not.
-            return self.is_closing or self._running <= self.ports.sources
+            return self.outcome.is_closing or self.workers.running <= self.ports.sources
         return self.machine.is_finished
 
-    def _check_progress(self) -> None:
+    def check_progress(self) -> None:
         """Raise rather than wait for a message that nobody can send any more."""
-        if self.admission.is_over and not self._running and self._inbox.empty():
+        if self.admission.is_over and not self.workers.running and self.inbox.is_empty():
             raise InternalError("the plan cannot finish: " + self.machine.stall())
 
-    def _explain(self, failure: Failure) -> None:
-        """Keep the first failure and note the others on it.
-
-        What a launch raises because its port was closed, or the run was cut, is none.
-        """
-        if self.is_closing or self.is_cut:
-            return
-        if self.failure is None:
-            self.failure = explain(self.plan, failure, self.machine.story(failure.actor))
-        # A source fails here because its port was closed after the first failure, which says
-        # nothing.
-        elif failure.actor not in self.ports.sources:
-            also = explain(self.plan, failure, ())
-            if not is_same_failure(also, self.failure):
-                self.failure.add_note(f"at the same time {also}")
+    def _fail_by(self, failure: Failure) -> None:
+        self.outcome.fail_by(failure, self.machine.story(failure.actor))
 
     def _prepare_flush(self, actor: int) -> None:
         """Bind the last firing of an actor and let it run like any other."""
         machine = self.machine
         firing, tokens = machine.firing_index(actor), machine.flush_tokens(actor)
         try:
-            chain = self._bound.bind_flush(actor, firing, tokens)
+            chain = self.bound.bind_flush(actor, firing, tokens)
         # What a port's `bind` raises is raised again by the launch, as a failure of this firing.
         except Exception as error:
             chain = (partial(_raise, error),)
         # Replaces the phases: it is the actor's last firing.
         self._jobs[actor] = repeat((actor, chain))
-        is_detached = self.table.is_detached[actor]
+        is_detached = machine.table.is_detached[actor]
         (machine.detached if is_detached else machine.fireable).append(actor)
 
     def _fail_firing(self, actor: int, launch: int | None, error: BaseException) -> None:
         """Report what an inline chain raised."""
         # Only an admitted source may run out; from any other actor the same error is a failure.
-        if self.table.admission[actor] is not None and isinstance(error, SourceExhausted):
-            self._receive(message(Message.EXHAUSTED, actor))
+        if self.machine.table.admission[actor] is not None and isinstance(error, SourceExhausted):
+            self.receive(message(Message.EXHAUSTED, actor))
             return
-        self.note_failure(Failure(actor, self.machine.firing_index(actor), launch, error))
-        self._receive(message(Message.FAILED, actor))
+        self.outcome.report(Failure(actor, self.machine.firing_index(actor), launch, error))
+        self.receive(message(Message.FAILED, actor))
 
     def _close_sources(self) -> None:
-        for error in self.ports.close_sources():
-            if self.failure is not None:
-                self.failure.add_note(f"closing a source then raised {error!r}")
+        self.outcome.note_closing(self.ports.close_sources())
 
 
 def _forever(phases: tuple[Item, ...]) -> Iterator[Item]:
@@ -487,4 +424,4 @@ def _raise(error: Exception) -> None:
 
 
 def _nothing() -> None:
-    """Prepare nothing: a thread without kernels is the user's."""
+    """Do nothing but wake the dispatcher."""

@@ -13,12 +13,11 @@ from types import MappingProxyType
 
 import numpy as np
 
-from actors.device.executor import Executor, StreamHome
+from actors.device.executor import Executor, FindWaits, StreamHome
 from actors.loop.bound import BoundPlan, Views, tokens_of
-from actors.loop.worker import place_of
+from actors.loop.failure import place_of
 from actors.machine.protocol import (
     Chain,
-    CollectiveCall,
     Communicator,
     DeviceStore,
     HostPort,
@@ -26,6 +25,8 @@ from actors.machine.protocol import (
     OpenDevice,
 )
 from actors.machine.table import MachineTable
+from actors.race.waits import wait_table
+from compiler.contract.collective import collective_of
 from compiler.contract.errors import DeviceError, InternalError
 from compiler.contract.placement import Device, DeviceKind
 from compiler.contract.plan import Plan
@@ -51,6 +52,7 @@ def load(
     max_ahead: int = 2,
     watch: Watching | None = None,
     communicator: Communicator | None = None,
+    find_waits: FindWaits = wait_table,
 ) -> BoundPlan:
     """Allocate the arenas of a plan, fill its constants and bind all its launches.
 
@@ -62,8 +64,9 @@ def load(
         max_ahead: Steps that may be enqueued on asynchronous devices and not ended.
         watch: Wraps the launches of an actor's bound chain, one by one, to time them; None lets
             the devices join several launches into one call.
-        communicator: How this rank meets the others, for a plan with COMM actors on the host. It
-            is the caller's to have it `ready` before the first firing.
+        communicator: How this rank meets the others, for a plan with COMM actors. It is the
+            caller's to have it `ready` before the first firing.
+        find_waits: Says which firings wait for which on asynchronous devices: see `Executor`.
 
     Raises:
         ValueError: A port is missing, or is there for no actor.
@@ -88,7 +91,8 @@ def load(
             for actor, phases in enumerate(launches)
         ]
     streams = {int(s.id): StreamHome(s.name, opened[s.device]) for s in plan.streams}
-    executor = Executor(MachineTable.of(plan, initial), streams, max_ahead=max_ahead)
+    table = MachineTable.of(plan, initial)
+    executor = Executor(table, streams, max_ahead=max_ahead, find_waits=find_waits)
     return BoundPlan(plan, ports, views, executor, launches)
 
 
@@ -137,31 +141,31 @@ def _check_names(
         if actor.kind in PORTED and stream.device.kind is not DeviceKind.HOST:
             raise InternalError(
                 f"{actor.kind.value} {actor.name!r} is on stream {stream.name!r} of"
-                f" {stream.device}; a port runs on the host, and a copy actor brings its data over"
+                f" {stream.device}; a port runs on the host, and a copy actor transfers its data"
             )
         device = devices[stream.device]
-        for launch in () if _meets(plan, actor) else actor.launches:
-            if not device.has_kernel(launch.kernel):
+        for launch in actor.launches:
+            if not (_meets(actor, launch, device) or device.has_kernel(launch.kernel)):
                 raise InternalError(
                     f"actor {actor.name!r} launches kernel {launch.kernel!r} for op {launch.op!r}"
-                    f" at {plan.sources[launch.source]}; {stream.device} has no such kernel here"
+                    f" at {plan.sources[launch.source]}; {stream.device} has no kernel of this"
+                    " name"
                 )
 
 
-def _meets(plan: Plan, actor: Actor) -> bool:
-    """Whether an actor meets other ranks in memory of the host."""
-    device = plan.streams[actor.stream].device
-    return actor.kind is ActorKind.COMM and device.kind is DeviceKind.HOST
+def _meets(actor: Actor, launch: PlannedLaunch, device: DeviceStore) -> bool:
+    """Whether other ranks take part in a launch: one of a COMM actor, but for its poison."""
+    return actor.kind is ActorKind.COMM and not device.has_kernel(launch.kernel)
 
 
 def _check_ranks(plan: Plan, communicator: Communicator | None) -> None:
     """Check that there is a way to other ranks where a plan needs one. Raises DeviceError."""
-    meeting = [actor for actor in plan.actors if _meets(plan, actor)]
+    meeting = [actor for actor in plan.actors if actor.kind is ActorKind.COMM]
     if meeting and communicator is None:
         place = place_of(plan, meeting[0].id, 0)
         raise DeviceError(
-            f"plan {plan.name!r} is one of several ranks, and nothing was given that leads to the"
-            f" others: actor {meeting[0].name!r}, {place}, would meet nobody. Start all its ranks"
+            f"plan {plan.name!r} is for one of several ranks, and no communicator was given:"
+            f" actor {meeting[0].name!r}, {place}, cannot run its collective. Start all ranks"
             " together, or compile the job without a mesh"
         )
 
@@ -212,8 +216,8 @@ def _bind_actor(
             if slots not in bound[index]:
                 try:
                     bound[index][slots] = (
-                        _bind(views, device, launch, slots)
-                        if communicator is None or not _meets(plan, actor)
+                        _bind(plan, views, device, launch, slots)
+                        if communicator is None or not _meets(actor, launch, device)
                         else _bind_met(plan, views, communicator, actor, index, slots, phase)
                     )
                 except DeviceError as error:
@@ -245,7 +249,7 @@ def _slot(
 
 
 def _bind(
-    views: Views, device: DeviceStore, launch: PlannedLaunch, slots: tuple[int, ...]
+    plan: Plan, views: Views, device: DeviceStore, launch: PlannedLaunch, slots: tuple[int, ...]
 ) -> Launch:
     operands = [*launch.inputs, *launch.outputs]
     arrays = [views.get(v, slot) for v, slot in zip(operands, slots, strict=False)]
@@ -257,6 +261,7 @@ def _bind(
         tuple(arrays[:num_inputs]),
         tuple(arrays[num_inputs:]),
         workspace,
+        tuple([plan.views[view].type for view in operands]),
     )
 
 
@@ -273,15 +278,6 @@ def _bind_met(
     launch = actor.launches[index]
     operands = [*launch.inputs, *launch.outputs]
     arrays = [views.get(v, slot) for v, slot in zip(operands, slots, strict=True)]
-    types = [plan.views[v].type for v in operands]
     num_inputs = len(launch.inputs)
-    call = CollectiveCall(
-        launch.op,
-        MappingProxyType(dict(launch.attrs)),
-        tuple(types[:num_inputs]),
-        tuple(types[num_inputs:]),
-        actor.name,
-        plan.streams[actor.stream].index,
-        f"{launch.label} at {plan.sources[launch.source]}",
-    )
-    return communicator.bind(call, tuple(arrays[:num_inputs]), tuple(arrays[num_inputs:]))
+    collective = collective_of(plan, actor, launch)
+    return communicator.bind(collective, tuple(arrays[:num_inputs]), tuple(arrays[num_inputs:]))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -60,7 +61,7 @@ class Loop:
             self._watchdog = Watchdog(
                 watch,
                 progress=self._progress,
-                examine=self._examine,
+                examine=self.examine,
                 wait=self._over.wait,
                 report=options.report,
             )
@@ -76,7 +77,7 @@ class Loop:
                 raise RuntimeError("a loop runs once; make a new Loop for another run")
             self._is_started = True
             self._start_ns = self._clock()
-        threads = self._threads()
+        threads = self.threads()
         try:
             for thread in threads:
                 thread.start()
@@ -85,13 +86,13 @@ class Loop:
             self.close()
             if isinstance(error, RuntimeError):  # what `Thread.start` raises
                 raise DeviceError(
-                    f"the system gives no thread to this run, which needs {len(threads)} ({error});"
-                    " a limit on processes or on memory is reached (ulimit -u, ulimit -v, the pids"
-                    " limit of a container): raise it, or end other work"
+                    f"the system refuses a thread to this run, which needs {len(threads)}"
+                    f" ({error}); a limit on processes or on memory is reached (ulimit -u, ulimit"
+                    " -v, the pids limit of a container): raise it, or end other work"
                 ) from error
             raise
 
-    def _threads(self) -> list[threading.Thread]:
+    def threads(self) -> list[threading.Thread]:
         """Return the threads of the run; the dispatcher first, for it ends those of the workers."""
         watchdog = [] if self._watchdog is None else [self._watchdog.thread]
         return [self._thread, *[worker.thread for worker in self._dispatcher.workers], *watchdog]
@@ -105,10 +106,11 @@ class Loop:
         """Raise ForkedRun where the run is inherited."""
         if self.is_inherited:
             raise ForkedRun(
-                f"plan {self._dispatcher.plan.name!r} is open in process {self._pid}, from which"
-                f" this one, {os.getpid()}, was forked: its threads stayed there, so that it can"
-                " neither step nor tell its values here. End it before the fork (job.close(model)),"
-                " or start the process with multiprocessing's 'spawn'"
+                f"plan {self._dispatcher.bound.plan.name!r} is open in process {self._pid}, from"
+                f" which this one, {os.getpid()}, was forked: the threads of the plan are in the"
+                " parent, so this process can neither step nor read its values. Close the plan"
+                " before the fork (job.close(model)), or start the process with"
+                " multiprocessing's 'spawn'"
             )
 
     def admit(self, steps: int) -> None:
@@ -123,7 +125,7 @@ class Loop:
         with self._lock:
             if self._is_ended or self._is_closed:
                 raise RuntimeError("steps were admitted after the end of the run was asked for")
-            self._dispatcher.call_soon_threadsafe(partial(self._dispatcher.admission.ask, steps))
+            self.call_soon_threadsafe(partial(self._dispatcher.admission.ask, steps))
 
     def grant(self, steps: int, *, is_last: bool = False) -> None:
         """Permit a run with a window to begin `steps` steps in total; `is_last` forbids any more.
@@ -137,7 +139,7 @@ class Loop:
         if steps < 0:
             raise ValueError(f"expected to grant 0 steps or more in all, got {steps}")
         grant = partial(self._dispatcher.admission.grant, steps, is_last=is_last)
-        self._dispatcher.call_soon_threadsafe(grant)
+        self.call_soon_threadsafe(grant)
 
     def end(self) -> None:
         """Let the run finish cleanly with the steps that are admitted. Idempotent."""
@@ -145,7 +147,7 @@ class Loop:
         with self._lock:
             if not self._is_ended:
                 self._is_ended = True
-                self._dispatcher.call_soon_threadsafe(self._dispatcher.admission.end)
+                self.call_soon_threadsafe(self._dispatcher.admission.end)
 
     def abort(self, error: BaseException) -> None:
         """End the run with an error, in whatever state it is, as if a launch had raised it.
@@ -155,7 +157,7 @@ class Loop:
         that is over or closed. Takes no lock, so a signal handler may call it.
         """
         self.check_process()
-        self._dispatcher.call_soon_threadsafe(partial(self._dispatcher.abort_unless_over, error))
+        self.call_soon_threadsafe(partial(self._dispatcher.abort_unless_over, error))
 
     def give_up_sources(self) -> None:
         """Let the run finish cleanly although sources block: as if they had no more data.
@@ -163,7 +165,7 @@ class Loop:
         Only those whose port says so (`AbandonablePort`); the others are waited for.
         """
         dispatcher = self._dispatcher
-        dispatcher.call_soon_threadsafe(partial(dispatcher.give_up, dispatcher.ports.sources))
+        self.call_soon_threadsafe(partial(dispatcher.give_up, dispatcher.ports.sources))
 
     def give_up_sinks(self) -> None:
         """Let the run go on without the sinks that block: they are handed nothing any more.
@@ -171,27 +173,32 @@ class Loop:
         Only those whose port says so (`AbandonablePort`); the others are waited for.
         """
         ports = self._dispatcher.ports
-        self._dispatcher.call_soon_threadsafe(
-            partial(self._dispatcher.give_up, ports.ported - ports.sources)
-        )
+        self.call_soon_threadsafe(partial(self._dispatcher.give_up, ports.ported - ports.sources))
 
     def expect_cut(self) -> None:
         """Treat errors of launches as no failure from now on: another rank may have cut the run."""
-        self._dispatcher.is_cut = True
+        self._dispatcher.outcome.is_cut = True
 
     def cut(self) -> None:
         """End the run where it is, as `abort` does, but as no failure: `wait` returns False.
 
         Running launches are waited for, and their errors are ignored; the caller makes them return.
         """
-        self._dispatcher.call_soon_threadsafe(self._dispatcher.cut)
+        self.call_soon_threadsafe(self._dispatcher.cut)
 
     def ports_at(self) -> dict[str, str]:
         """Return where the threads of sources and sinks are ("file:line in function"), by actor."""
         running = [worker.in_flight() for worker in self._dispatcher.workers]
-        names = self._dispatcher.table.names
+        names = self._dispatcher.machine.table.names
         ports = self._dispatcher.ports.ported
         return {names[r.actor]: r.where for r in running if r is not None and r.actor in ports}
+
+    def call_soon_threadsafe(self, command: Callable[[], object]) -> None:
+        """Have the dispatcher's thread call something, after the messages already sent.
+
+        What it raises is a failure of the run. A run that is over calls nothing any more.
+        """
+        self._dispatcher.inbox.call_soon_threadsafe(command)
 
     def run_when_quiescent(self, visit: QuiescentCallback) -> None:
         """Make a visit on the dispatcher's thread, or dismiss it when the run ends before.
@@ -216,12 +223,12 @@ class Loop:
     @property
     def is_cut(self) -> bool:
         """Whether the run was cut, in the middle of a step."""
-        return self._dispatcher.is_cut
+        return self._dispatcher.outcome.is_cut
 
     @property
     def failure(self) -> BaseException | None:
         """What ended the run, or None."""
-        return self._dispatcher.failure
+        return self._dispatcher.outcome.failure
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run is over; return whether every actor ended.
@@ -233,8 +240,9 @@ class Loop:
         self.check_process()
         if not self._over.wait(timeout):
             return False
-        if self._dispatcher.failure is not None:
-            raise self._dispatcher.failure
+        failure = self._dispatcher.outcome.failure
+        if failure is not None:
+            raise failure
         return self._dispatcher.machine.is_finished
 
     def close(self) -> None:
@@ -255,8 +263,8 @@ class Loop:
         dispatcher = self._dispatcher
         # First the word that it is meant, then the ports: what a launch raises because its port is
         # closed would be a failure else.
-        dispatcher.is_closing = True
-        dispatcher.call_soon_threadsafe(dispatcher.halt)
+        dispatcher.outcome.is_closing = True
+        self.call_soon_threadsafe(dispatcher.halt)
         # Before the joins: a launch that blocks in a port returns only once the port is closed.
         errors = dispatcher.ports.close()
         try:
@@ -295,18 +303,18 @@ class Loop:
         # 0 stands for a run that is not over: it is measured up to now.
         end_ns = self._end_ns or (self._clock() if self._is_started else 0)
         return collect(
-            dispatcher.plan,
+            dispatcher.bound.plan,
             dispatcher.machine,
             elapsed_ns=end_ns - self._start_ns,
-            busy_ns=dispatcher.busy_ns,
-            thread_waits={worker.name: worker.num_waits for worker in dispatcher.workers},
+            busy_ns=dispatcher.activity.times.busy_ns,
+            thread_waits={w.name: w.num_waits for w in dispatcher.workers},
         )
 
     def ended_firings(self) -> tuple[int, ...]:
         """Return how many firings of each actor are over, failed ones too; exact after the end."""
         dispatcher = self._dispatcher
-        actors = range(dispatcher.table.num_actors)
-        ended = {a: worker.firings[a] for worker in dispatcher.workers for a in worker.actors}
+        actors = range(dispatcher.machine.table.num_actors)
+        ended = dispatcher.workers.ended_firings()
         return tuple([ended.get(a, dispatcher.machine.firing_index(a) + 1) for a in actors])
 
     def _progress(self) -> object:
@@ -316,16 +324,16 @@ class Loop:
         ended = [tuple(worker.firings) for worker in self._dispatcher.workers]
         return [(machine.firing_index(a), machine.state(a)) for a in actors], ended
 
-    def _examine(self) -> RunSnapshot:
-        """Return what every actor does now; exact when nothing moves."""
+    def examine(self) -> RunSnapshot:
+        """Return what every actor does now; exact when nothing moves. For any thread."""
         dispatcher = self._dispatcher
         machine = dispatcher.machine
         actors = range(machine.table.num_actors)
         inline = dispatcher.in_flight(self._thread)
         running = [inline, *[worker.in_flight() for worker in dispatcher.workers]]
-        ended = {a: worker.firings[a] for worker in dispatcher.workers for a in worker.actors}
+        ended = dispatcher.workers.ended_firings()
         return RunSnapshot(
-            plan=dispatcher.plan,
+            plan=dispatcher.bound.plan,
             table=machine.table,
             states=tuple([machine.state(a) for a in actors]),
             firings=tuple([machine.firing_index(a) + 1 for a in actors]),
@@ -340,14 +348,13 @@ class Loop:
 
     def _run(self) -> None:
         dispatcher = self._dispatcher
-        dispatcher.run()
+        dispatcher.run(self._options.prepare_thread)
         try:
             # Before `_over` is set: what it raises must be there when `wait` returns.
             if self._options.on_finished is not None:
                 self._options.on_finished()
         except BaseException as error:
-            if dispatcher.failure is None:
-                dispatcher.failure = error
+            dispatcher.outcome.fail(error)
         self._end_ns = self._clock()
         self._over.set()  # last: whoever wakes by it reads all that is above
 
@@ -363,11 +370,10 @@ class Loop:
         # A run may be closed by a callback on one of its own threads, which cannot join itself.
         if self._thread is not here:
             self._thread.join()
-        workers = [
-            w for w in self._dispatcher.workers if w.thread is not here and _is_started(w.thread)
-        ]
-        ports = self._dispatcher.ports
-        given_up = [w for w in workers if self._dispatcher.given_up.issuperset(w.actors)]
+        pool, ports = self._dispatcher.workers, self._dispatcher.ports
+        table = self._dispatcher.machine.table
+        workers = [w for w in pool if w.thread is not here and _is_started(w.thread)]
+        given_up = [w for w in workers if ports.given_up.issuperset(w.actors)]
         sources = [w for w in workers if ports.sources_of(w.actors)]
         timeout_s = self._options.source_timeout_s
         alive = _still_alive([w for w in sources if w not in given_up], timeout_s)
@@ -375,11 +381,11 @@ class Loop:
         for worker in alive:
             # Its launch keeps the views that it fills, and a view keeps its arena: when it wakes it
             # writes into memory that is still its own, even after the plan was released.
-            names = ", ".join([repr(self._dispatcher.table.names[a]) for a in worker.actors])
+            names = ", ".join([repr(table.names[a]) for a in worker.actors])
             what = f"data source {names} is still blocked in its __next__"
             if worker not in sources:
                 what = f"listener {names} has not returned"
-            self._options.report(f"the {what}; its thread is left behind")
+            self._options.report(f"the {what}; its thread is abandoned")
         others = [w for w in workers if w not in sources and w not in given_up]
         timeout_s = self._options.join_timeout_s
         stuck = [w.name for w in _still_alive(others, timeout_s)]

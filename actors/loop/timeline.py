@@ -169,10 +169,14 @@ class LaunchTrace:
         """Return a chain that does the same and notes each launch."""
         return tuple([self._watched(actor, index, launch) for index, launch in enumerate(chain)])
 
+    def rows(self) -> tuple[Row, ...]:
+        """Return the launches that are kept: actor, index in its chain, begin and end."""
+        return self._ring.rows()
+
     def events(self, plan: Plan, origin_ns: int) -> list[dict[str, Any]]:
         """Return the launches as events of a Chrome trace. Call it when no launch runs."""
         events = []
-        for actor, index, start, end in self._ring.rows():
+        for actor, index, start, end in self.rows():
             entry = plan.actors[actor]
             if index >= len(entry.launches) or start < origin_ns:
                 continue

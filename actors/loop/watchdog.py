@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from actors.loop.worker import RunningLaunch, place_of
+from actors.loop.failure import place_of
+from actors.loop.worker import RunningLaunch
 from actors.machine.table import OUTSIDE, MachineTable
 from actors.machine.transitions import Message, State, kind_of, subject_of
 from compiler.contract.files import open_regular
@@ -237,7 +238,9 @@ def _reason(
         )
         # Only missing slots can be mended by a plan; a cycle of inputs alone never had its tokens.
         full = list(dict.fromkeys([w.register for w in steps if w.cause is WaitKind.REGISTER]))
-        mend = f"; more slots of {' or '.join(map(repr, full))} would let it go on" if full else ""
+        mend = (
+            f"; more slots of {' or '.join(map(repr, full))} would let it continue" if full else ""
+        )
         return f"the actors wait for one another: {chain}{mend}"
     text = "; ".join([f"{names[a]!r} {_doing(situation, waits[a], a)}" for a in roots])
     return f"{text}; after a failure the run waits for it" if situation.is_halted else text
@@ -346,7 +349,7 @@ class Watchdog:
             now, stood_s = self._progress(), self._clock() - since
             if now != progress:
                 if due_s > limit_s:
-                    self._report(f"the run goes on, after about {stood_s:.0f} s")
+                    self._report(f"the run continues after about {stood_s:.0f} s")
                 # The clock is read once per look; `since` moves to that reading.
                 progress, since, due_s = now, since + stood_s, limit_s
             elif stood_s >= due_s:
@@ -379,4 +382,4 @@ class Watchdog:
                 self._watch.on_stall(stall)
             # The user's listener; the watchdog outlives what it raises.
             except Exception as error:
-                self._report(f"on_stall raised {error!r}; the run is not touched by it")
+                self._report(f"on_stall raised {error!r}; the run continues")

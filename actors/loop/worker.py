@@ -1,9 +1,8 @@
-"""The thread of one stream, what it runs at this moment, and how a launch that fails is told.
+"""The threads of streams, what each runs at this moment, and the pool of all of them.
 
 A worker runs the chains of all actors of its stream in the order of their starts. It waits for a
 job in its mailbox, runs it, and posts one message to the dispatcher. It never polls and never
-spins. Of a failure it notes only what it knows; the words are made once, when the run fails
-(`explain`).
+spins.
 """
 
 from __future__ import annotations
@@ -19,141 +18,17 @@ from operator import length_hint
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import CodeType
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
+from actors.loop.failure import Failure
 from actors.loop.timeline import Timeline
-from actors.machine.errors import ActorFailed, SourceExhausted
-from actors.machine.protocol import Chain, Clock, DeviceFailure, Launch
+from actors.machine.errors import SourceExhausted
+from actors.machine.protocol import Chain, Clock, Launch
 from actors.machine.table import MachineTable
 from actors.machine.thread_stacks import MAX_CALLS, thread_stacks
 from actors.machine.transitions import Message, message
 from compiler.contract.plan import Plan
-from compiler.contract.plan_tables import PORTED, Actor
-
-_NAMED = 4
-"""How many ops, and lines, stand for a launch that can be any of a chain."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An error with the launch and firing that raised it; `launch` is None where unknown."""
-
-    actor: int
-    firing: int
-    launch: int | None
-    error: BaseException
-
-
-def failed_launch(failure: DeviceFailure) -> Failure:
-    """Return the failure of the launch that failed on a device."""
-    # The cause is the kernel's own error; the wrapper only says which launch it was.
-    cause = failure.__cause__ or failure
-    return Failure(failure.actor, failure.firing, failure.launch, cause)
-
-
-def root_failure(failure: Failure) -> Failure:
-    """Return the failure of a device's launch where this one only found it, else itself."""
-    error = failure.error
-    return failed_launch(error) if isinstance(error, DeviceFailure) else failure
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchPlace:
-    """The place of a launch in the user's program; `what` names it within its actor."""
-
-    what: str
-    op: str
-    scope: str
-    source: str
-
-    def __str__(self) -> str:
-        return "".join(
-            [
-                self.what,
-                f" in {self.scope!r}" if self.scope else "",
-                f" ({self.source})" if self.source else "",
-            ]
-        )
-
-
-def place_of(plan: Plan, actor: int, launch: int | None) -> LaunchPlace:
-    """Return the place of a launch; a source or sink has a port instead of launches.
-
-    An unknown launch (None) gets the ops and lines of all launches that it may be.
-    """
-    entry = plan.actors[actor]
-    if entry.kind in PORTED:
-        kind = entry.kind.value
-        return LaunchPlace(f"its {kind} port", kind, "", _line(plan, entry))
-    if launch is None and entry.launches:
-        return _one_of(plan, entry)
-    if launch is None or launch >= len(entry.launches):
-        return LaunchPlace("its chain", entry.kind.value, "", _line(plan, entry))
-    planned = entry.launches[launch]
-    op = " + ".join(planned.made_of)
-    what = f"launch {launch + 1} of {len(entry.launches)}, op {op!r}"
-    return LaunchPlace(what, op, planned.scope, str(plan.sources[planned.source]))
-
-
-def _one_of(plan: Plan, actor: Actor) -> LaunchPlace:
-    """Return the place of some launch of an actor."""
-    launches = actor.launches
-    ops = _some([op for launch in launches for op in launch.made_of])
-    lines = _some([str(plan.sources[launch.source]) for launch in launches])
-    scopes = list(dict.fromkeys([launch.scope for launch in launches]))
-    what = f"one of its {len(launches)} launches (ops {ops})"
-    return LaunchPlace(what, ops, scopes[0] if len(scopes) == 1 else "", lines)
-
-
-def _some(names: list[str]) -> str:
-    """Return the first of some names in words."""
-    distinct = list(dict.fromkeys([name for name in names if name]))
-    more = ", ..." if len(distinct) > _NAMED else ""
-    return ", ".join(distinct[:_NAMED]) + more
-
-
-def explain(plan: Plan, failure: Failure, story: tuple[str, ...]) -> ActorFailed:
-    """Return the error to raise; its cause is the original exception with its own traceback."""
-    name = plan.actors[failure.actor].name
-    place = place_of(plan, failure.actor, failure.launch)
-    error = failure.error
-    message = (
-        f"actor {name!r} failed in firing {failure.firing}: {place} raised"
-        f" {type(error).__name__}: {error}"
-    )
-    if story:
-        message += "\nLast messages to the actor:" + "".join([f"\n  {row}" for row in story])
-    failed = ActorFailed(
-        message,
-        actor=name,
-        op=place.op,
-        scope=place.scope,
-        source=place.source,
-        firing=failure.firing,
-        launch=failure.launch,
-        story=story,
-    )
-    failed.__cause__ = error
-    return failed
-
-
-def is_same_failure(failed: ActorFailed, by: BaseException) -> bool:
-    """Whether an error is about the same launch: every wait for a failed device reports it.
-
-    An unknown launch matches none.
-    """
-    if not isinstance(by, ActorFailed) or failed.launch is None:
-        return False
-    reported = (by.actor, by.firing, by.launch)
-    return (failed.actor, failed.firing, failed.launch) == reported
-
-
-def _line(plan: Plan, actor: Actor) -> str:
-    """Return the user's line of the first field that a port fills or reads."""
-    registers = [port.register for port in actor.inputs + actor.outputs]
-    lines = [str(plan.sources[f.source]) for f in plan.fields if f.register in registers]
-    return lines[0] if lines else ""
-
+from compiler.contract.plan_tables import PORTED
 
 # A thread that runs chains has one `ThreadActivity` and writes in it, once per firing, references
 # that it has anyway; that is all that being watched costs until somebody asks, which is when a run
@@ -188,6 +63,19 @@ class RunningLaunch:
         return (*calls, *self.stack, "")[0]
 
 
+@dataclass(frozen=True, slots=True)
+class FiringTimes:
+    """Where the threads of a run note how long firings take.
+
+    `clock` gives nanoseconds; `busy_ns` is the time in launches by actor, to which only the thread
+    of an actor adds; `timeline` records firings, unless it is None.
+    """
+
+    clock: Clock
+    busy_ns: list[int]
+    timeline: Timeline | None
+
+
 class ThreadActivity:
     """What a thread runs: `job` (None while it waits), `launches` (the iterator over its chain).
 
@@ -195,12 +83,14 @@ class ThreadActivity:
 
     Args:
         num_launches: by actor, as many as a chain of the plan has; 1 for a port.
+        times: where the thread notes its firings when they are over.
     """
 
-    __slots__ = ("_num_launches", "job", "launches", "since_ns")
+    __slots__ = ("_num_launches", "job", "launches", "since_ns", "times")
 
-    def __init__(self, num_launches: Sequence[int]) -> None:
+    def __init__(self, num_launches: Sequence[int], times: FiringTimes) -> None:
         self._num_launches = num_launches
+        self.times = times
         self.job: Job | None = None
         self.launches: Iterator[Launch] | None = None
         self.since_ns = 0
@@ -260,30 +150,18 @@ def launch_number(chain: Chain, item: int, num_launches: int) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class FiringTimes:
-    """Where the threads of a run note how long firings take.
+class WorkerCallbacks:
+    """What a worker calls, on its own thread.
 
-    `clock` gives nanoseconds; `busy_ns` is the time in launches by actor, to which only the thread
-    of an actor adds; `timeline` records firings, unless it is None.
+    Args:
+        post: takes the message that ends a firing.
+        report: takes a failure, before its message.
+        fail_start: takes the error that kept the thread from starting; it runs no job.
     """
 
-    clock: Clock
-    busy_ns: list[int]
-    timeline: Timeline | None
-
-
-class WorkerCallbacks(Protocol):
-    """The callbacks of a worker, called on the worker's thread."""
-
-    @property
-    def post(self) -> Callable[[int], object]:
-        """Takes the message that ends a firing."""
-
-    def note_failure(self, failure: Failure) -> None:
-        """Take a failure, before its message."""
-
-    def fail_worker_start(self, error: BaseException) -> None:
-        """Take the error that kept the thread from starting; it runs no job."""
+    post: Callable[[int], object]
+    report: Callable[[Failure], object]
+    fail_start: Callable[[BaseException], object]
 
 
 # A function of the user's that a worker calls may fork. Of the child's threads there is this one
@@ -316,9 +194,9 @@ def _end_child(error: BaseException | None) -> NoReturn:
         traceback.print_exception(error)
     else:
         print(
-            f"actorflow: process {os.getpid()} was forked in a function that a run calls, and came"
-            f" back from it: the run and its threads stayed in process {os.getppid()}. Leave such a"
-            " child by sys.exit or os._exit, or start it with multiprocessing's 'spawn'",
+            f"actorflow: process {os.getpid()} was forked in a callback of a run and returned"
+            f" from it: the run and its threads are in process {os.getppid()}. End such a child"
+            " with sys.exit or os._exit, or start it with multiprocessing's 'spawn'",
             file=sys.stderr,
         )
     for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -331,16 +209,15 @@ def _end_child(error: BaseException | None) -> NoReturn:
 class Worker:
     """The thread of one stream.
 
-    `put` jobs for it to run; None ends the thread after the jobs before it. `firings[actor]` counts
-    the firings that it has ended.
+    `put` jobs for it to run, into its `mailbox`; None ends the thread after the jobs before it.
+    `firings[actor]` counts the firings that it has ended.
 
     Args:
         name: Name of the stream.
         actors: Actors of the stream.
         table: Tells which actors are sources.
-        times: Receives the duration of each firing.
-        note: Holds what the thread runs at this moment.
-        employer: Is told how each firing ends.
+        activity: Holds what the thread runs at this moment, and receives its times.
+        callbacks: Are told how each firing ends.
         prepare: called once on the thread before its first job.
     """
 
@@ -350,9 +227,8 @@ class Worker:
         actors: tuple[int, ...],
         table: MachineTable,
         *,
-        times: FiringTimes,
-        note: ThreadActivity,
-        employer: WorkerCallbacks,
+        activity: ThreadActivity,
+        callbacks: WorkerCallbacks,
         prepare: Callable[[], object],
     ) -> None:
         self.name = name
@@ -360,12 +236,11 @@ class Worker:
         self.firings = [0] * table.num_actors
         self.num_waits = 0
         self._table = table
-        self._times = times
-        self._note = note
-        self._employer = employer
+        self._activity = activity
+        self._callbacks = callbacks
         self._prepare = prepare
-        self._mailbox: SimpleQueue[Job | None] = SimpleQueue()
-        self.put = self._mailbox.put
+        self.mailbox: SimpleQueue[Job | None] = SimpleQueue()
+        self.put = self.mailbox.put
         self.thread = threading.Thread(target=self._run, name=f"actorflow-{name}", daemon=True)
 
     def drop(self) -> tuple[int, ...]:
@@ -376,7 +251,7 @@ class Worker:
         dropped: list[int] = []
         while True:
             try:
-                job = self._mailbox.get_nowait()
+                job = self.mailbox.get_nowait()
             except Empty:
                 return tuple(dropped)
             if job is not None:
@@ -384,20 +259,20 @@ class Worker:
 
     def in_flight(self) -> RunningLaunch | None:
         """Return what the thread is running, or None while it waits. Callable from any thread."""
-        return self._note.look(self.thread, Worker._serve.__code__)
+        return self._activity.look(self.thread, Worker._serve.__code__)
 
     def _run(self) -> None:
         try:
             self._prepare()
         except BaseException as error:
-            self._employer.fail_worker_start(error)
+            self._callbacks.fail_start(error)
         else:
             self._serve()
 
     def _serve(self) -> None:
-        get, is_idle, post = self._mailbox.get, self._mailbox.empty, self._employer.post
-        clock, busy_ns, timeline = self._times.clock, self._times.busy_ns, self._times.timeline
-        firings, note = self.firings, self._note
+        get, is_idle, post = self.mailbox.get, self.mailbox.empty, self._callbacks.post
+        firings, note, times = self.firings, self._activity, self._activity.times
+        clock, busy_ns, timeline = times.clock, times.busy_ns, times.timeline
         done = [message(Message.DONE, actor) for actor in range(len(firings))]
         launch: Launch | None = None
         # A fork after this line is seen by the count; the thread then is the only one of a child.
@@ -439,5 +314,80 @@ class Worker:
     def _fail(self, error: BaseException, actor: int, launch: int | None) -> int:
         if self._table.admission[actor] is not None and isinstance(error, SourceExhausted):
             return message(Message.EXHAUSTED, actor)
-        self._employer.note_failure(Failure(actor, self.firings[actor], launch, error))
+        self._callbacks.report(Failure(actor, self.firings[actor], launch, error))
         return message(Message.FAILED, actor)
+
+
+class WorkerPool:
+    """The workers of one run, one for each stream with a thread, and what was handed to them.
+
+    `put[actor]` takes a job of an actor to its thread. `running` are the actors whose firing was
+    handed over and whose end has not come through the inbox. Both belong to the dispatcher, whose
+    loop has them in locals.
+
+    Args:
+        plan: names the streams.
+        table: tells which actors have a thread.
+        new_activity: makes what one thread notes in.
+        callbacks: of every worker.
+        prepare: called once on every thread that runs kernels, before its first job.
+    """
+
+    __slots__ = ("_workers", "put", "running")
+
+    def __init__(
+        self,
+        plan: Plan,
+        table: MachineTable,
+        new_activity: Callable[[], ThreadActivity],
+        callbacks: WorkerCallbacks,
+        prepare: Callable[[], object],
+    ) -> None:
+        by_stream: dict[int, list[int]] = {}
+        # One thread per stream, not per actor: firings of a stream must not overlap.
+        for actor in [a for a, is_detached in enumerate(table.is_detached) if is_detached]:
+            by_stream.setdefault(table.streams[actor], []).append(actor)
+        self._workers = tuple(
+            [
+                Worker(
+                    plan.streams[stream].name,
+                    tuple(actors),
+                    table,
+                    activity=new_activity(),
+                    callbacks=callbacks,
+                    prepare=prepare if _has_kernels(plan, actors) else _nothing,
+                )
+                for stream, actors in by_stream.items()
+            ]
+        )
+        self.running: set[int] = set()
+        self.put: dict[int, Callable[[Job], object]] = {
+            actor: worker.put for worker in self._workers for actor in worker.actors
+        }
+
+    def __iter__(self) -> Iterator[Worker]:
+        """Iterate over the workers, from any thread."""
+        return iter(self._workers)
+
+    def drop(self) -> None:
+        """Take back every job that no thread has begun."""
+        for worker in self._workers:
+            self.running.difference_update(worker.drop())
+
+    def end(self) -> None:
+        """Let every thread end after the jobs that it has."""
+        for worker in self._workers:
+            worker.put(None)
+
+    def ended_firings(self) -> dict[int, int]:
+        """Return how many firings each of their actors has ended. Callable from any thread."""
+        return {a: worker.firings[a] for worker in self._workers for a in worker.actors}
+
+
+def _has_kernels(plan: Plan, actors: Sequence[int]) -> bool:
+    """Whether a thread runs more than sources and sinks."""
+    return any([plan.actors[actor].kind not in PORTED for actor in actors])
+
+
+def _nothing() -> None:
+    """Prepare nothing: sources and sinks run user code, on a thread with the user's settings."""

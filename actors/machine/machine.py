@@ -53,7 +53,7 @@ from actors.machine.transitions import (
 
 # How an actor ends: `Ending` reacts to every message that is not ordinary life. An actor of which
 # an ended input holds less than a firing needs *closes*: a flushed one fires once more with what is
-# left (`_flush`), any other hands the rest back (`_finish`). Then it *drains*: it waits until its
+# left (`flush`), any other hands the rest back (`finish`). Then it *drains*: it waits until its
 # slots are home and every input has ended.
 
 _CLOSING, _FLUSHING = int(State.CLOSING), int(State.FLUSHING)
@@ -63,32 +63,33 @@ _DRAINING, _ENDED = int(State.DRAINING), int(State.ENDED)
 class Ending:
     """The reactions that lead to an end, on the columns of a machine.
 
-    `send` takes messages to deliver, in order.
+    `send` takes messages to deliver, in order. A faulty one replaces a method, as
+    `Machine.ending_type`: see `actors.testing`.
     """
 
-    __slots__ = ("_columns", "send")
+    __slots__ = ("columns", "send")
 
     def __init__(self, columns: MachineState) -> None:
-        self._columns = columns
+        self.columns = columns
         self.send: Callable[[Iterable[int]], object] = columns.outbox.extend
 
     def reactions(self) -> Mapping[Reaction, Callable[[int, int], object]]:
         """Return what to call with the actor and the message, by reaction."""
         return {
-            Reaction.NOTE_END: self._note_end,
-            Reaction.END_INPUT: self._end_input,
-            Reaction.RETRY: self._retry,
-            Reaction.RETRY_END: self._retry_end,
-            Reaction.FINISH: self._finish_flush,
-            Reaction.HAND_BACK: self._hand_back,
-            Reaction.SETTLE: self._settle_slot,
-            Reaction.SETTLE_END: self._settle_end,
-            Reaction.EXHAUST: self._exhaust,
+            Reaction.NOTE_END: self.note_end,
+            Reaction.END_INPUT: self.end_input,
+            Reaction.RETRY: self.retry,
+            Reaction.RETRY_END: self.retry_end,
+            Reaction.FINISH: self.finish_flush,
+            Reaction.HAND_BACK: self.hand_back,
+            Reaction.SETTLE: self.settle_slot,
+            Reaction.SETTLE_END: self.settle_end,
+            Reaction.EXHAUST: self.exhaust,
         }
 
     def close(self, actor: int) -> None:
         """Leave the ordinary life if an ended input holds less than a firing needs."""
-        columns = self._columns
+        columns = self.columns
         if columns.is_halted or not any(
             columns.is_ended[e] and columns.level[message(Message.READY, e)] < 0
             for e in columns.table.all_inputs(actor)
@@ -100,37 +101,41 @@ class Ending:
         columns.look_up_every_message(actor)
         if columns.table.is_flushed[actor]:
             columns.state[actor] = _CLOSING
-            self._flush(actor)
+            self.flush(actor)
         else:
-            self._finish(actor)
+            self.finish(actor)
 
-    def _note_end(self, actor: int, code: int) -> None:
-        columns, edge = self._columns, subject_of(code)
+    def note_end(self, actor: int, code: int) -> None:
+        """Note that an input has ended."""
+        columns, edge = self.columns, subject_of(code)
         # An edge carries one End; a second one is a fault of its sender.
         if columns.is_ended[edge]:
             columns.refuse(code)
         columns.is_ended[edge] = columns.has_end[actor] = True
         columns.ring.append(code)
 
-    def _end_input(self, actor: int, code: int) -> None:
-        self._note_end(actor, code)
+    def end_input(self, actor: int, code: int) -> None:
+        """Note the end of an input, and close if that is too little for a firing."""
+        self.note_end(actor, code)
         self.close(actor)
 
-    def _retry(self, actor: int, code: int) -> None:
-        self._columns.count(code)
-        self._flush(actor)
+    def retry(self, actor: int, code: int) -> None:
+        """Count a slot or a token, and flush if nothing else is missing."""
+        self.columns.count(code)
+        self.flush(actor)
 
-    def _retry_end(self, actor: int, code: int) -> None:
-        self._note_end(actor, code)
-        self._flush(actor)
+    def retry_end(self, actor: int, code: int) -> None:
+        """Note the end of an input, and flush if nothing else is missing."""
+        self.note_end(actor, code)
+        self.flush(actor)
 
-    def _flush(self, actor: int) -> None:
+    def flush(self, actor: int) -> None:
         """Start the last firing once its outputs are free and no input can still bring it tokens.
 
         Waiting for every input makes the number of tokens flushed independent of the order of
         messages.
         """
-        columns, table = self._columns, self._columns.table
+        columns, table = self.columns, self.columns.table
         levels, edges = columns.level, table.edges
         codes = [message(Message.READY, e) for e in table.inputs[actor]]
         if (
@@ -152,18 +157,20 @@ class Ending:
         columns.firings[actor] += 1
         columns.flushing.append(actor)
 
-    def _finish_flush(self, actor: int, code: int) -> None:
-        columns = self._columns
+    def finish_flush(self, actor: int, code: int) -> None:
+        """Pass the last firing on, hand back what it took, and finish."""
+        columns = self.columns
         columns.ring.append(code)
         self.send(columns.wiring.readies[actor])
         # Not Free, which stands for a full rate: each token that was taken goes home as one Return.
         flushed = columns.flush_tokens[actor]
         for edge, count in zip(columns.table.inputs[actor], flushed, strict=True):
             self.send([message(Message.RETURN, edge)] * count)
-        self._finish(actor)
+        self.finish(actor)
 
-    def _exhaust(self, actor: int, code: int) -> None:
-        columns, table = self._columns, self._columns.table
+    def exhaust(self, actor: int, code: int) -> None:
+        """Take a firing back that found no more data, and finish."""
+        columns, table = self.columns, self.columns.table
         columns.ring.append(code)
         # The firing was counted and its slots were taken when it started; it has filled none of
         # them.
@@ -175,11 +182,11 @@ class Ending:
             permits = message(Message.READY, edge)
             columns.take(permits, columns.level[permits] + 1)
             columns.is_ended[edge] = True
-        self._finish(actor)
+        self.finish(actor)
 
-    def _finish(self, actor: int) -> None:
+    def finish(self, actor: int) -> None:
         """Hand back the tokens that no firing will read, pass End on, and wait for the slots."""
-        columns, table = self._columns, self._columns.table
+        columns, table = self.columns, self.columns.table
         for edge in table.inputs[actor]:
             code = message(Message.READY, edge)
             # The level leaves out one firing's rate; with it this is all that lies ready on the
@@ -189,25 +196,29 @@ class Ending:
             self.send([message(Message.RETURN, edge)] * num_left)
         self.send([message(Message.END, e) for e in table.outputs[actor]])
         columns.state[actor] = _DRAINING
-        self._end_if_home(actor)
+        self.end_if_home(actor)
 
-    def _hand_back(self, actor: int, code: int) -> None:
-        columns = self._columns
+    def hand_back(self, actor: int, code: int) -> None:
+        """Hand tokens back at once that came too late for any firing."""
+        columns = self.columns
         columns.ring.append(code)
         # The same edge with another kind. `columns.refill` is 0 by now: only the wiring has the
         # rate.
         self.send([code ^ Message.READY ^ Message.RETURN] * columns.wiring.refill[code])
 
-    def _settle_slot(self, actor: int, code: int) -> None:
-        self._columns.count(code)
-        self._end_if_home(actor)
+    def settle_slot(self, actor: int, code: int) -> None:
+        """Count a slot that came home, and end with the last one."""
+        self.columns.count(code)
+        self.end_if_home(actor)
 
-    def _settle_end(self, actor: int, code: int) -> None:
-        self._note_end(actor, code)
-        self._end_if_home(actor)
+    def settle_end(self, actor: int, code: int) -> None:
+        """Note the end of an input, and end with the last one."""
+        self.note_end(actor, code)
+        self.end_if_home(actor)
 
-    def _end_if_home(self, actor: int) -> None:
-        columns, table = self._columns, self._columns.table
+    def end_if_home(self, actor: int) -> None:
+        """End once every input has ended and every slot is home."""
+        columns, table = self.columns, self.columns.table
         # A level at its limit: consumers have handed back every slot of the edge.
         homes = [message(Message.FREE, e) for e in table.outputs[actor]]
         if all(columns.is_ended[e] for e in table.all_inputs(actor)) and all(

@@ -31,13 +31,13 @@ cudaEventRecord, cudaEventSynchronize).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compiler.contract.attrs import AttrValue, PlainValue
+from compiler.contract.collective import Collective
 from compiler.contract.errors import ActorflowError
 from compiler.contract.placement import Device, Memory, Mesh
 from compiler.contract.types import TensorType
@@ -155,8 +155,11 @@ class DeviceStore(Protocol):
         inputs: tuple[PlacedArray, ...],
         outputs: tuple[PlacedArray, ...],
         workspace: PlacedArray | None,
+        types: tuple[TensorType, ...],
     ) -> Launch:
         """Return the launch of a kernel on what `view` gave, for `bind_chain`.
+
+        `types` are those of inputs and outputs: numpy's arrays do not tell bfloat16 from uint16.
 
         Raises DeviceError where the kernel fails, or what it gives is no launch.
         """
@@ -235,29 +238,6 @@ class AllGatherObject(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveCall:
-    """A launch of a COMM actor, for one slot of each register that it touches.
-
-    Attributes:
-        op: Which collective it is, by the name of its op (`compiler.ops.primitives.transfer`).
-        attrs: The op's attributes, with group, order and num_ranks.
-        inputs: The types of its operands, which a view alone does not tell of bfloat16.
-        outputs: The types of what it leaves.
-        actor: The name of its actor.
-        stream: Which of the rank's streams between ranks that is on: streams run side by side.
-        where: For messages: what it is in the model, and the user's line.
-    """
-
-    op: str
-    attrs: Mapping[str, AttrValue]
-    inputs: tuple[TensorType, ...]
-    outputs: tuple[TensorType, ...]
-    actor: str
-    stream: int
-    where: str
-
-
 class Communicator(Protocol):
     """A rank's end of a transport, for one loaded plan.
 
@@ -282,14 +262,26 @@ class Communicator(Protocol):
         """
         ...
 
+    @property
+    def has_clean_abort(self) -> bool:
+        """Whether no later launch runs once `abort` has ended one.
+
+        False on a GPU, where later launches are enqueued already and read invalid bytes: an abort
+        gives up the device and its variables.
+        """
+        ...
+
     def bind(
-        self, call: CollectiveCall, inputs: tuple[Array, ...], outputs: tuple[Array, ...]
+        self,
+        collective: Collective,
+        inputs: tuple[PlacedArray, ...],
+        outputs: tuple[PlacedArray, ...],
     ) -> Launch:
         """Return what meets the other ranks each time that it is called.
 
-        What peers work on lies in memory of `allocate`. The launch raises PeerFailed where another
-        rank does not come, or comes to something else. Raises DeviceError for what this transport
-        does not move.
+        It is for one slot of each register that the launch touches. On the host, what peers work on
+        lies in memory of `allocate`. The launch raises PeerFailed where another rank does not come,
+        or comes to something else. Raises DeviceError for what this transport does not move.
         """
         ...
 
@@ -305,7 +297,7 @@ class Communicator(Protocol):
         """Make every launch that waits, on any rank, raise PeerFailed at once; from any thread.
 
         `at_fault` is the rank to blame, by default this one. All ranks report the first reason. No
-        launch succeeds after that.
+        launch succeeds after that. Between GPUs only this rank is woken: the others are told.
         """
         ...
 

@@ -18,7 +18,7 @@ from math import gcd
 from types import MappingProxyType
 
 from compiler.contract.errors import InternalError
-from compiler.contract.placement import HOST
+from compiler.contract.placement import HOST, STAGE
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import PORTED, ActorKind, RegisterKind
 from memory.registers import RateEdge, RatesError, repetition_vector
@@ -203,12 +203,21 @@ def _detached(plan: Plan) -> list[int]:
 
     Where a plan computes on several streams, no actor of the host runs on the dispatcher's thread:
     messages would wait for it, and with them the other streams.
+
+    Stages have no order of batches that all keep: one goes forward where another goes back. What is
+    enqueued on a device has one, and stages that enqueued different ones would wait for each other.
+    So there an actor between ranks has a thread, which waits until its work has ended.
     """
     on_host = [a for a in plan.actors if plan.streams[a.stream].device == HOST]
     computing = {a.stream for a in plan.actors if a.kind not in PORTED}
+    awaited = [
+        a
+        for a in plan.actors
+        if a.kind is ActorKind.COMM and a not in on_host and STAGE in plan.mesh.names
+    ]
     if len(computing) > 1:
-        return [a.id for a in on_host]
-    return [a.id for a in on_host if plan.streams[a.stream].has_thread]
+        return [a.id for a in (*on_host, *awaited)]
+    return [a.id for a in (*[a for a in on_host if plan.streams[a.stream].has_thread], *awaited)]
 
 
 def _check_initial(plan: Plan, initial: Mapping[str, int]) -> None:

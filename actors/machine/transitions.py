@@ -129,7 +129,7 @@ TRANSITIONS: Mapping[State, Mapping[Message, Transition]] = MappingProxyType(
         ),
         _S.FLUSHING: _row(
             _S.FLUSHING,
-            # Too late for the last firing; counted, so that `_finish` hands the tokens back.
+            # Too late for the last firing; counted, so that `finish` hands the tokens back.
             READY=(_R.COUNT, (_S.FLUSHING,)),
             FREE=(_R.COUNT, (_S.FLUSHING,)),
             RETURN=(_R.COUNT, (_S.FLUSHING,)),

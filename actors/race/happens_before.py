@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from heapq import heappop, heappush
 from itertools import zip_longest
 from math import lcm
@@ -120,18 +119,20 @@ class SteadyStateDetector:
         phases: Sequence[int],
         rows: Sequence[Row],
         lengths: Sequence[int],
+        long_period: int,
     ) -> None:
         repetitions = table.repetitions
         # Reversed, so that of actors with the same repetitions the lowest one stays.
         first = {count: a for a, count in reversed(list(enumerate(repetitions)))}
         self._table = table
+        self._edges = [table.edges[e] for outputs in table.outputs for e in outputs]
         self._last = [periods * count for count in repetitions]
         self._phases = phases
         self._rows = rows
         self._lengths = lengths
         self._kept: dict[int, _RoundStart | None] = {}
         # Short periods are unrolled whole: comparing would cost more than it leaves out.
-        if max(repetitions, default=0) > LONG_PERIOD:
+        if max(repetitions, default=0) > long_period:
             self._kept = dict.fromkeys(first.values())
         self._wait = dict.fromkeys(self._kept, 1)
         self._count = dict.fromkeys(self._kept, 0)
@@ -142,9 +143,10 @@ class SteadyStateDetector:
         if actor not in self._kept:
             return None
         earlier = self._kept[actor]
-        rounds = None if earlier is None else self._compared(earlier)
+        is_try = earlier is not None and self._is_whole(earlier, actor)
+        rounds = self._compared(earlier) if earlier is not None and is_try else None
         self._count[actor] += 1
-        self._failed[actor] = 0 if rounds or earlier is None else self._failed[actor] + 1
+        self._failed[actor] = 0 if rounds or earlier is None else self._failed[actor] + is_try
         # A graph without rounds must not pay for comparisons at every firing.
         if self._failed[actor] > _TRIES:
             del self._kept[actor]
@@ -168,6 +170,14 @@ class SteadyStateDetector:
                     window = max(window, row.count - last)
         return window
 
+    def _is_whole(self, kept: _RoundStart, actor: int) -> bool:
+        """Return whether the firings of an actor since then are whole phases of it.
+
+        Where a source has 16 slots, 15 of 16 stretches are not, and say nothing about a round: they
+        cost no comparison and are no try that failed.
+        """
+        return (self._rows[actor].count - kept.counts[actor]) % self._phases[actor] == 0
+
     def _keep(self) -> _RoundStart:
         rows = self._rows
         recent = [tuple(row.items[-self.window(a) :]) for a, row in enumerate(rows)]
@@ -188,7 +198,7 @@ class SteadyStateDetector:
             if window > min(len(before), len(now)):
                 return None
             for k in range(1, window + 1):
-                if not _is_moved(before[-k], now[-k], grown):
+                if not is_moved(before[-k], now[-k], grown):
                     return None
         # One less: the last round is visited, so that what follows finds moments of its own.
         times = self._most(fired) - 1
@@ -201,17 +211,12 @@ class SteadyStateDetector:
 
         What has no predecessor at the start yet may have one in the next round, so it is none.
         """
-        table = self._table
-        # All that fired did the same share of a period, else an edge between them gains or loses
-        # tokens.
-        shares = {Fraction(f, n) for f, n in zip(fired, table.repetitions, strict=True) if f}
-        if len(shares) != 1 or any([f % t for f, t in zip(fired, self._phases, strict=True)]):
-            return False
-        both = [e for e in table.edges if e.producer != OUTSIDE]
-        both = [e for e in both if fired[e.producer] and fired[e.consumer]]
-        return all(
+        both = [e for e in self._edges if fired[e.producer] and fired[e.consumer]]
+        return not any([f % t for f, t in zip(fired, self._phases, strict=True)]) and all(
             [
-                e.made_by(counts[e.consumer]) >= 0
+                # Clocks alone do not say so: of uneven rates they may move alike for a while.
+                fired[e.producer] * e.produce == fired[e.consumer] * e.consume
+                and e.made_by(counts[e.consumer]) >= 0
                 and (e.is_one_way or e.freed_by(counts[e.producer]) >= 0)
                 for e in both
             ]
@@ -225,9 +230,7 @@ class SteadyStateDetector:
             for last, row, f in zip(self._last, rows, fired, strict=True)
             if f
         ]
-        for edge in self._table.edges:
-            if edge.producer == OUTSIDE:
-                continue
+        for edge in self._edges:
             writes, reads = rows[edge.producer].count, rows[edge.consumer].count
             if fired[edge.producer] and not fired[edge.consumer]:
                 # Firings of the reader that the last firing depends on: more would change clocks in
@@ -242,7 +245,7 @@ class SteadyStateDetector:
                 tokens = firings * edge.produce + edge.initial
                 limit = tokens // edge.consume
                 if not edge.is_one_way:
-                    limit = min(limit, edge.freed_by(writes) + 1)
+                    limit = min(limit, edge.freed_by(writes))
                 limits.append((limit - reads) // fired[edge.consumer])
         return min(limits)
 
@@ -255,7 +258,7 @@ class _RoundStart(NamedTuple):
     recent: list[tuple[FiringStamp, ...]]
 
 
-def _is_moved(before: FiringStamp, after: FiringStamp, grown: Sequence[int]) -> bool:
+def is_moved(before: FiringStamp, after: FiringStamp, grown: Sequence[int]) -> bool:
     """Return whether a moment is another one, moved on by what lines grew."""
     if before.line != after.line or after.position - before.position != grown[before.line]:
         return False
@@ -285,16 +288,19 @@ def watch(
     limit: int,
     phases: Sequence[int],
     watcher: Check | ConflictFinder,
+    *,
+    long_period: int = LONG_PERIOD,
 ) -> None:
     """Show a watcher all firings of some periods, each after all that happens before it.
 
-    It hears of rounds that come round again, which are left out; at least one more comes then.
+    It hears of rounds that come round again, which are left out; at least one more comes then. They
+    are looked for where an actor has more than `long_period` firings in a period.
     `phases` are by actor the firings after which one is like the one before to the watcher. Stops
     once `limit` firings were visited. Raises InternalError when no actor can fire.
     """
     rows = [Row() for _ in range(table.num_actors)]
     lines = _Lines(table.streams)
-    rounds = SteadyStateDetector(table, periods, phases, rows, lines.lengths)
+    rounds = SteadyStateDetector(table, periods, phases, rows, lines.lengths, long_period)
     for actor, firing, moment in _unroll(table, periods, limit, rows, lines):
         watcher.visit(actor, firing, moment)
         left_out = rounds.find(actor)

@@ -31,8 +31,9 @@ is whether a value lives until its last reader: that is `compiler.verify.verify`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import gcd, lcm
 from typing import NamedTuple
 
@@ -50,6 +51,7 @@ from actors.race.waits import order_of_run
 from compiler.contract.errors import ActorflowError
 from compiler.contract.plan import Plan, proof
 from compiler.contract.plan_tables import PORTED, Actor, RegisterKind
+from memory.registers import LONG_PERIOD
 
 # Accesses are gathered per actor and view, because the launches of a firing are ordered among
 # themselves. A sweep over addresses then cuts the arenas where an access begins or ends, and puts
@@ -180,8 +182,19 @@ def share_bytes(accesses: Sequence[LaunchAccess]) -> SharedBytes:
     return classes
 
 
-MAX_FIRINGS = 400_000
-"""Firings visited at most, in a few seconds; what comes round again is not visited."""
+@dataclass(frozen=True, slots=True)
+class UnrollLimits:
+    """How much of a run is visited.
+
+    `max_firings` are visited at most, in a few seconds. Where an actor has more than `long_period`
+    firings in a period, what comes round again is not visited.
+    """
+
+    max_firings: int = 400_000
+    long_period: int = LONG_PERIOD
+
+
+_USUAL = UnrollLimits()
 
 _NUM_NAMED = 8
 """Races named in a message; `RaceError.races` has all."""
@@ -276,7 +289,7 @@ class RaceReport:
     """How much was checked. `num_classes` are classes of bytes that several actors share.
 
     `num_lines` is how many numbers a clock has in the end, `num_pairs` how often two were compared.
-    `is_exhaustive` is False when MAX_FIRINGS cut the visit short of what proves any length of run.
+    `is_exhaustive` is False when the limits cut the visit short of what proves any length of run.
     """
 
     periods: int
@@ -295,7 +308,11 @@ def check_races(plan: Plan) -> RaceReport:
 
 
 def check_unrolled(
-    plan: Plan, periods: int = 3, initial: Mapping[str, int] | None = None
+    plan: Plan,
+    periods: int = 3,
+    initial: Mapping[str, int] | None = None,
+    *,
+    limits: UnrollLimits = _USUAL,
 ) -> RaceReport:
     """Check that every pair of conflicting accesses of so many periods is ordered.
 
@@ -307,6 +324,7 @@ def check_unrolled(
         plan: A plan that can be loaded.
         periods: At least so many periods are unrolled; more where slots need more to come round.
         initial: Tokens ready at the start, by control register: see `actors.machine.table.Edge`.
+        limits: How much of them is visited.
 
     Raises:
         RaceError: Some pair is unordered. All actors that race are named in pairs, once per pair of
@@ -314,11 +332,16 @@ def check_unrolled(
         InternalError: The actor graph does not balance or deadlocks.
     """
     table = MachineTable.of(plan, initial or {})
-    return check_order(plan, table, order_of_run(plan, table), periods)
+    return check_order(plan, table, order_of_run(plan, table), periods, limits=limits)
 
 
 def check_order(
-    plan: Plan, table: MachineTable, order: MachineTable, periods: int = 3
+    plan: Plan,
+    table: MachineTable,
+    order: MachineTable,
+    periods: int = 3,
+    *,
+    limits: UnrollLimits = _USUAL,
 ) -> RaceReport:
     """Check the accesses of a plan in an order of its own, which need not be that of its table.
 
@@ -330,11 +353,12 @@ def check_order(
     classes = tuple(shared)
     depth = max([periods, *_depths(order, classes)])
     check = Check(order, classes)
-    watch(order, depth, MAX_FIRINGS, check.phases, check)
+    show = partial(watch, limit=limits.max_firings, long_period=limits.long_period)
+    show(order, depth, phases=check.phases, watcher=check)
     if check.is_racy:
-        conflicts = _conflicts(order, depth, check, classes)
+        conflicts = _conflicts(show, order, depth, check, classes)
         # Of two that messages order, a device was not told so.
-        unordered = conflicts if order is table else _conflicts(table, depth, check, classes)
+        unordered = conflicts if order is table else _conflicts(show, table, depth, check, classes)
         races = _name(plan, table, accesses, tuple(shared.values()), conflicts, unordered)
         raise RaceError(_message(plan, races), races)
     return RaceReport(
@@ -349,12 +373,16 @@ def check_order(
 
 
 def _conflicts(
-    order: MachineTable, depth: int, check: Check, classes: Sequence[tuple[PhasedFiring, ...]]
+    show: Callable[..., None],
+    order: MachineTable,
+    depth: int,
+    check: Check,
+    classes: Sequence[tuple[PhasedFiring, ...]],
 ) -> _Conflicts:
     """Return the first conflict of each class of bytes and pair of actors."""
     finder = ConflictFinder(order, classes)
     # Of nodes that touch no bytes a table has none.
-    watch(order, depth, MAX_FIRINGS, check.phases[: order.num_actors], finder)
+    show(order, depth, phases=check.phases[: order.num_actors], watcher=finder)
     return finder.conflicts
 
 

@@ -36,9 +36,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice, zip_longest
+from typing import Annotated
 
 from actors.kernels.common.cost import Price
 from actors.machine.table import MachineTable
+from compiler.contract.codec import Bounds
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import PORTED, Actor, ActorKind
 
@@ -328,6 +330,9 @@ class RunningFirings:
 # sleeps. A port is Python on a thread of its own, and keeps one core busy.
 
 
+Cost = Annotated[float, Bounds(0.0, 1e12)]
+
+
 @dataclass(frozen=True, slots=True)
 class RunCosts:
     """What a run of any plan costs here, beside its launches.
@@ -335,11 +340,11 @@ class RunCosts:
     `source_ns` and `sink_ns` are for one firing of a port, `port_byte_ns` for a byte of a batch.
     """
 
-    turn_ns: float = 0.0
-    hop_ns: float = 0.0
-    source_ns: float = 0.0
-    sink_ns: float = 0.0
-    port_byte_ns: float = 0.0
+    turn_ns: Cost = 0.0
+    hop_ns: Cost = 0.0
+    source_ns: Cost = 0.0
+    sink_ns: Cost = 0.0
+    port_byte_ns: Cost = 0.0
 
 
 def on_host(

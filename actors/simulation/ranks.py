@@ -17,9 +17,10 @@ from actors.machine.table import MachineTable
 from actors.machine.transitions import Message, message
 from actors.simulation.costs import Network, Transfer, transfers
 from actors.simulation.simulate import Calendar, Meet, SimulatedRun, VirtualRank, simulate
+from compiler.contract.collective import RECEIVE
 from compiler.contract.errors import InternalError
 from compiler.contract.plan_tables import ActorKind
-from compiler.contract.rank_plans import RECEIVE, CollectiveGroup, RankPlans
+from compiler.contract.rank_plans import CollectiveGroup, RankPlans
 
 # A firing of a COMM actor begins on a rank when the rank's machine fires it and its stream is free.
 # Its meetings come one after the other: each begins when the last rank of its group has come, and
@@ -208,9 +209,10 @@ class MultiRankSimulator:
             present = [r for r in group if self._kinds[r] in gathering.present]
             missing = [r for r in group if self._kinds[r] not in gathering.present]
             raise InternalError(
-                f"the ranks wait for each other: {len(present)} of {len(group)} came to firing"
-                f" {len(gathering.times)} of {gathering.meeting.moves[0]}, rank {missing[0]} did"
-                " not. Do two collectives share a stream in an order that differs between ranks?"
+                f"the ranks wait for each other: {len(present)} of {len(group)} ranks arrived at"
+                f" firing {len(gathering.times)} of {gathering.meeting.moves[0]}, and rank"
+                f" {missing[0]} did not. Two collectives may share a stream in an order that"
+                " differs between ranks"
             )
 
 

@@ -1,8 +1,8 @@
 """Break the runtime one place at a time, and see whether its tests notice.
 
     python -m actors.testing.mutate [FILE ...] [--function NAME] [--every N] [--first K]
-        [--limit SECONDS]    with files among machine, columns, admission, worker, dispatch, loop,
-        executor, waits, happens_before; default: all
+        [--limit SECONDS]    with files among machine, columns, admission, worker, dispatch, inbox,
+        failure, loop, executor, waits, happens_before; default: all
 
 A mutant changes one place of a source text: it drops a statement, swaps two that have effects,
 negates or widens a condition, takes another bound, is off by one, or rounds the other way.
@@ -318,12 +318,19 @@ SUBJECTS = {
     "columns": Subject("actors.machine.columns", _MACHINE),
     "admission": Subject(
         "actors.loop.admission",
-        ("loop/test_admission.py", "loop/test_visit.py", "loop/test_dispatch.py"),
+        (
+            "loop/test_admission.py", "loop/test_visit.py", "loop/test_dispatch.py",
+            "loop/test_give_up.py",
+        ),
     ),
     "worker": Subject(
         "actors.loop.worker", (*_THREADS, "loop/test_failure.py", "loop/test_watchdog.py")
     ),
     "dispatch": Subject("actors.loop.dispatch", _THREADS),
+    "inbox": Subject("actors.loop.inbox", ("loop/test_dispatch.py", "loop/test_worker.py")),
+    "failure": Subject(
+        "actors.loop.failure", ("loop/test_failure.py", "loop/test_watchdog.py", *_THREADS)
+    ),
     "loop": Subject("actors.loop.loop", _THREADS),
     "executor": Subject(
         "actors.device.executor", ("device/test_executor.py", "device/test_executor_mutants.py")

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from enum import Enum
 from random import Random
-from threading import Lock
+from threading import Condition, Thread
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -20,9 +20,17 @@ import numpy as np
 
 from actors.device.host import NO_KERNELS, HostKernels
 from actors.kernels.common import host_memory
-from actors.kernels.common.kernel import Attrs, Kernel, Operands
-from actors.kernels.cuda.calls import DeviceCalls, FillBytes
-from actors.kernels.cuda.kernel import CudaKernel, DeviceView, PlacedView, address_of
+from actors.kernels.common.kernel import (
+    Attrs,
+    HostKernel,
+    HostPlan,
+    Kernel,
+    KernelNeeds,
+    KernelPlan,
+    Operands,
+)
+from actors.kernels.cuda.calls import FillBytes, LaunchCalls
+from actors.kernels.cuda.kernel import CudaKernel, CudaPlan, PlacedViews, Scratch, address_of
 from actors.machine.protocol import (
     Array,
     Arrays,
@@ -102,49 +110,36 @@ def _overlap(one: Register, other: Register) -> bool:
     )
 
 
-class _Poison:
-    """The kernel that fills its outputs with 0xFF; no graph has its op."""
+def _plan_poison(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan:
+    """Fill the outputs with 0xFF; no graph has this op."""
 
-    name = op = _NAME
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> None:
-        """Take no call of a graph."""
-
-    def bind(
-        self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Array | None
-    ) -> Launch:
-        """Return the launch."""
-
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Array | None) -> Launch:
         def scribble() -> None:
             for output in outputs:
                 output[...] = np.uint8(0xFF)
 
         return scribble
 
-
-class _CudaPoison:
-    """The same on a GPU."""
-
-    name = op = _NAME
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> None:
-        """Take no call of a graph."""
-
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[PlacedView, ...],
-        outputs: tuple[PlacedView, ...],
-        workspace: DeviceView | None,
-    ) -> DeviceCalls:
-        """Return the fills."""
-        return tuple([FillBytes(address_of(x), 0xFF, x.shape[0]) for x in outputs if x.shape[0]])
+    return KernelPlan(KernelNeeds(), bind)
 
 
-POISON_KERNELS: Mapping[str, Kernel] = MappingProxyType({_NAME: _Poison()})
+def _plan_cuda_poison(attrs: Attrs, inputs: Operands, outputs: Operands) -> CudaPlan:
+    """Do the same on a GPU."""
+    return KernelPlan(KernelNeeds(), _fills)
+
+
+def _fills(inputs: PlacedViews, outputs: PlacedViews, workspace: Scratch) -> LaunchCalls:
+    return tuple([FillBytes(address_of(x), 0xFF, x.shape[0]) for x in outputs if x.shape[0]])
+
+
+POISON_KERNELS: Mapping[str, HostKernel] = MappingProxyType(
+    {_NAME: Kernel(_NAME, _NAME, _plan_poison)}
+)
 """What a poisoned plan needs on simulated devices besides its own kernels."""
 
-CUDA_POISON_KERNELS: Mapping[str, CudaKernel] = MappingProxyType({_NAME: _CudaPoison()})
+CUDA_POISON_KERNELS: Mapping[str, CudaKernel] = MappingProxyType(
+    {_NAME: Kernel(_NAME, _NAME, _plan_cuda_poison)}
+)
 """What a poisoned plan needs on emulated GPUs besides its own kernels."""
 
 
@@ -188,7 +183,8 @@ class LateSchedule:
         self._streams: list[SimulatedStream] = []
         self._weights: list[float] = []
         self._num_events = 0
-        self._lock = Lock()
+        # Notified when a launch that blocks has ended, and when something is put on a stream.
+        self._lock = Condition()
         self._faults: dict[Device, _InjectedFault] = {}
 
     def make_stream(self, device: Device, name: str) -> SimulatedStream:
@@ -235,7 +231,11 @@ class LateSchedule:
             self.check(stream.device)
             if kind is OperationKind.RECORD and event is not None:
                 event.mark(stream.name)
-            stream.queue.append(Operation(kind, launch, None if event is None else event.record))
+            record = None if event is None else event.record
+            if kind is OperationKind.BLOCKING:
+                record = Record(-1, stream.num_executed, stream.name)
+            stream.queue.append(Operation(kind, launch, record))
+            self._lock.notify_all()
             while self._rng.random() < self._eagerness and self._ready():
                 self._step("")
 
@@ -258,24 +258,59 @@ class LateSchedule:
         ]
 
     def _step(self, reason: str) -> None:
-        """Execute one operation, whose stream is chosen by weight."""
+        """Execute one operation, whose stream is chosen by weight, or wait for one that blocks."""
         ready, rng = self._ready(), self._rng
+        if not ready and any([s.queue and s.queue[0].is_blocking for s in self._streams]):
+            # The lock is free meanwhile: another thread may put what other ranks wait for.
+            self._lock.wait()
+            return
         if not ready:
             heads = [
                 f"stream {s.name!r} waits for {s.queue[0].record}" for s in self._streams if s.queue
             ]
             raise InternalError(
-                f"the devices cannot go on: {reason}; {'; '.join(heads) or 'every stream is empty'}"
+                f"the devices cannot continue: {reason};"
+                f" {'; '.join(heads) or 'every stream is empty'}"
             )
         if rng.random() < _CHANGE:
             self._weights[rng.randrange(len(self._weights))] = rng.choice(_WEIGHTS)
         number = rng.choices(ready, [self._weights[n] for n in ready])[0]
         stream = self._streams[number]
+        if stream.queue[0].kind is OperationKind.BLOCKING and self._begin(stream):
+            return
         operation = stream.queue.popleft()
-        if operation.launch is not None:
+        if operation.kind is OperationKind.BLOCKING:
+            stream.num_executed += 1
+        elif operation.launch is not None:
             self._execute(stream, operation.launch)
         elif operation.kind is OperationKind.RECORD and operation.record is not None:
             operation.record.is_done = True
+
+    def _begin(self, stream: SimulatedStream) -> bool:
+        """Begin the launch at the head of a stream on a thread of its own.
+
+        It stays there until it has ended, and then this returns False.
+        """
+        record, launch = stream.queue[0].record, stream.queue[0].launch
+        if record is None or launch is None or record.is_begun:
+            return False
+        record.is_begun = True
+
+        def run() -> None:
+            failure: Exception | None = None
+            try:
+                launch()
+            except Exception as error:
+                failure = error
+            with self._lock:
+                if failure is not None and stream.device not in self._faults:
+                    fault = _InjectedFault(stream, stream.num_executed, failure)
+                    self._faults[stream.device] = fault
+                record.is_done = True
+                self._lock.notify_all()
+
+        Thread(target=run, name=str(record), daemon=True).start()
+        return True
 
     def _execute(self, stream: SimulatedStream, launch: Launch) -> None:
         stream.num_executed += 1
@@ -338,24 +373,25 @@ class SimulatedEvent:
 
 
 class Record:
-    """One record of an event: what a wait keeps."""
+    """One record of an event: what a wait keeps; or how far a launch is that blocks."""
 
-    __slots__ = ("event", "is_done", "number", "stream")
+    __slots__ = ("event", "is_begun", "is_done", "number", "stream")
 
     def __init__(self, event: int, number: int, stream: str) -> None:
         self.event = event
         self.number = number
         self.stream = stream
-        self.is_done = False
+        self.is_begun = self.is_done = False
 
     def __str__(self) -> str:
         return f"record {self.number} of event {self.event} on stream {self.stream!r}"
 
 
 class OperationKind(Enum):
-    """What a stream can be asked to do."""
+    """What a stream can be asked to do. A BLOCKING launch waits for other ranks."""
 
     LAUNCH = "launch"
+    BLOCKING = "blocking"
     RECORD = "record"
     WAIT = "wait"
 
@@ -369,10 +405,16 @@ class Operation(NamedTuple):
 
     @property
     def is_held(self) -> bool:
-        """Whether this is a wait for something that is not done."""
-        return (
-            self.kind is OperationKind.WAIT and self.record is not None and not self.record.is_done
-        )
+        """Whether this is a wait for something that is not done, or a launch that blocks."""
+        is_pending = self.record is not None and not self.record.is_done
+        return self.is_blocking or (self.kind is OperationKind.WAIT and is_pending)
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether this is a launch that has begun, and waits for other ranks."""
+        record = self.record
+        is_begun = record is not None and record.is_begun and not record.is_done
+        return self.kind is OperationKind.BLOCKING and is_begun
 
 
 class _InjectedFault(NamedTuple):
@@ -402,7 +444,7 @@ class SimulatedDevice(HostKernels):
     write = staticmethod(host_memory.write)
 
     def __init__(
-        self, schedule: LateSchedule, kernels: Mapping[str, Kernel] = NO_KERNELS, index: int = 0
+        self, schedule: LateSchedule, kernels: Mapping[str, HostKernel] = NO_KERNELS, index: int = 0
     ) -> None:
         super().__init__({**kernels, **POISON_KERNELS})
         self.device = Device(DeviceKind.SIM, index)

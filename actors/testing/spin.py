@@ -76,30 +76,32 @@ class _SearchNode(NamedTuple):
     asked: tuple[bool, ...]
 
 
-class _Restorable(Machine):
+class RestorableMachine(Machine):
     """A machine that can go back to where it was; messages and firings are kept outside."""
 
     __slots__ = ()
 
     def snapshot(self) -> _Snapshot:
+        """Return all that the machine knows."""
         columns = self.columns
         lists = [tuple(getattr(columns, field)) for field in _FIELDS]
         return (*lists, columns.num_open, columns.is_halted)
 
     def restore(self, snapshot: _Snapshot) -> None:
+        """Make the machine what it was at a snapshot."""
         columns = self.columns
         *lists, columns.num_open, columns.is_halted = snapshot  # type: ignore[assignment]  # as saved
         for name, values in zip(_FIELDS, lists, strict=True):
             getattr(columns, name)[:] = values
 
 
-def reach(study: ModelCheckCase) -> StateSpace:
+def reach(study: ModelCheckCase, machine_type: type[RestorableMachine] | None = None) -> StateSpace:
     """Take the machine through every order of events and validate it in every state.
 
-    Raises InternalError for a state that breaks an invariant, and for one in which nothing can
-    happen although not every actor has ended.
+    `machine_type` may be a machine with a fault. Raises InternalError for a state that breaks an
+    invariant, and for one in which nothing can happen although not every actor has ended.
     """
-    search = _StateSearch(study)
+    search = _StateSearch(study, machine_type or RestorableMachine)
     start = search.start()
     seen, front, num_ends = {start}, [start], 0
     while front:
@@ -120,10 +122,10 @@ def reach(study: ModelCheckCase) -> StateSpace:
 class _StateSearch:
     """The events that can follow a state."""
 
-    def __init__(self, study: ModelCheckCase) -> None:
+    def __init__(self, study: ModelCheckCase, machine_type: type[RestorableMachine]) -> None:
         self.study = study
         self.table = study.table
-        self.machine = _Restorable(study.table)
+        self.machine = machine_type(study.table)
         self.actors = range(study.table.num_actors)
 
     def start(self) -> _SearchNode:
@@ -235,7 +237,7 @@ class ProtocolFault:
     bug: Bug = NO_BUG
 
 
-def _plan(
+def table_of(
     links: str, *, sources: Sequence[int] = (0,), flushed: Sequence[int] = ()
 ) -> MachineTable:
     """Return a table from links like "0>1:2/3*4+1": rates 2 and 3, 4 slots, 1 initial token.
@@ -268,58 +270,64 @@ def _family() -> Iterator[tuple[str, ModelCheckCase]]:
         s = f"*{slots}"
         chain = [f"{a}>{a + 1}{s}" for a in range(4)]
         diamond = f"0>1{s} 0>2{s} 1>3{s} 2>3{s}"
-        two = _plan(f"0>2{s} 1>2{s} 2>3{s}", sources=[0, 1])
-        accumulate = _plan(f"0>1{s} 1>2:1/2*{slots + 1} 2>3{s}")
-        metrics = _plan(f"0>1{s} 1>2:1/3*{slots + 2} 2>3{s}", flushed=[2])
-        snapshot = _plan(f"0>1{s} 1>2:1/2*2 2>3{s} 1>4{s}", flushed=[2])
-        fork = _plan(f"0>1,2,3{s} 1>4{s} 2>4{s} 3>4*1")
-        failing = ModelCheckCase(_plan(diamond), 3, failing=(0, 1, 2, 3))
-        pair = ModelCheckCase(_plan(chain[0]), 6, is_exhausting=True, is_limited=True)
+        two = table_of(f"0>2{s} 1>2{s} 2>3{s}", sources=[0, 1])
+        accumulate = table_of(f"0>1{s} 1>2:1/2*{slots + 1} 2>3{s}")
+        metrics = table_of(f"0>1{s} 1>2:1/3*{slots + 2} 2>3{s}", flushed=[2])
+        snapshot = table_of(f"0>1{s} 1>2:1/2*2 2>3{s} 1>4{s}", flushed=[2])
+        fork = table_of(f"0>1,2,3{s} 1>4{s} 2>4{s} 3>4*1")
+        failing = ModelCheckCase(table_of(diamond), 3, failing=(0, 1, 2, 3))
+        pair = ModelCheckCase(table_of(chain[0]), 6, is_exhausting=True, is_limited=True)
         joined = ModelCheckCase(two, 3, is_exhausting=True, is_limited=True)
         yield f"pair, {slots} slots", pair
-        limited = ModelCheckCase(_plan(" ".join(chain[:2])), 5, is_limited=True)
+        limited = ModelCheckCase(table_of(" ".join(chain[:2])), 5, is_limited=True)
         yield f"chain of 3, {slots} slots", limited
-        yield f"chain of 4, {slots} slots", ModelCheckCase(_plan(" ".join(chain[:3])), 5)
-        yield f"chain of 5, {slots} slots", ModelCheckCase(_plan(" ".join(chain)), 4)
-        yield f"diamond, {slots} slots", ModelCheckCase(_plan(diamond), 4)
+        yield f"chain of 4, {slots} slots", ModelCheckCase(table_of(" ".join(chain[:3])), 5)
+        yield f"chain of 5, {slots} slots", ModelCheckCase(table_of(" ".join(chain)), 4)
+        yield f"diamond, {slots} slots", ModelCheckCase(table_of(diamond), 4)
         yield f"fork and join, {slots} slots", ModelCheckCase(fork, 3)
-        yield f"skip past a chain, {slots} slots", ModelCheckCase(_plan(f"0>1{s} 1>2{s} 0>2{s}"), 5)
+        yield (
+            f"skip past a chain, {slots} slots",
+            ModelCheckCase(table_of(f"0>1{s} 1>2{s} 0>2{s}"), 5),
+        )
         yield f"accumulate 2:1 and log, {slots} slots", ModelCheckCase(accumulate, 5)
         yield f"metrics 3:1, flushed, {slots} slots", ModelCheckCase(metrics, 5)
         yield f"snapshot, flushed with staging, {slots} slots", ModelCheckCase(snapshot, 4)
-        exhausted = ModelCheckCase(_plan(f"0>1{s} 1>2{s} 1>3{s}"), 4, is_exhausting=True)
+        exhausted = ModelCheckCase(table_of(f"0>1{s} 1>2{s} 1>3{s}"), 4, is_exhausting=True)
         yield f"source that is exhausted, {slots} slots", exhausted
         yield f"two sources with limits and ends, {slots} slots", joined
         yield f"any actor fails, {slots} slots", failing
     yield (
         "scatter 1:3 and gather 2:1",
-        ModelCheckCase(_plan("0>1:3/1*4 1>2:1/2*3"), 4, is_limited=True),
+        ModelCheckCase(table_of("0>1:3/1*4 1>2:1/2*3"), 4, is_limited=True),
     )
-    yield "rates 2:3 and 3:2", ModelCheckCase(_plan("0>1:2/3*4 1>2:3/2*5", flushed=[2]), 5)
+    yield "rates 2:3 and 3:2", ModelCheckCase(table_of("0>1:2/3*4 1>2:3/2*5", flushed=[2]), 5)
     yield (
         "two flushed in a row",
-        ModelCheckCase(_plan("0>1:1/2*2 1>2:1/2*2 2>3*1", flushed=[1, 2]), 6),
+        ModelCheckCase(table_of("0>1:1/2*2 1>2:1/2*2 2>3*1", flushed=[1, 2]), 6),
     )
     yield (
         "flushed join of two rates",
-        ModelCheckCase(_plan("0>1:1/2*2 0>2*2 1>2:2/1*2", flushed=[2]), 5),
+        ModelCheckCase(table_of("0>1:1/2*2 0>2*2 1>2:2/1*2", flushed=[2]), 5),
     )
-    late = ModelCheckCase(_plan("0>1*2 1>2:1/2*2 2>3*1", flushed=[2]), 4, failing=(2,))
+    late = ModelCheckCase(table_of("0>1*2 1>2:1/2*2 2>3*1", flushed=[2]), 4, failing=(2,))
     yield "flushed after a failure", late
     between = "0>2:1/2*2 1>2*3+1 1>3:1/2*2 2>3:1/2*2 2>4*1"
-    failing = ModelCheckCase(_plan(between, sources=[0, 1], flushed=[2]), 3, failing=(2,))
+    failing = ModelCheckCase(table_of(between, sources=[0, 1], flushed=[2]), 3, failing=(2,))
     yield "flushed between two sources, may fail", failing
     yield (
         "credits to start with",
-        ModelCheckCase(_plan("0>1*2 1>2:1/3*3+2 2>3*1"), 5, is_exhausting=True),
+        ModelCheckCase(table_of("0>1*2 1>2:1/3*3+2 2>3*1"), 5, is_exhausting=True),
     )
     yield (
         "credits for a firing at birth",
-        ModelCheckCase(_plan("0>1*1 1>2:1/2*3+3", flushed=[2]), 4),
+        ModelCheckCase(table_of("0>1*1 1>2:1/2*3+3", flushed=[2]), 4),
     )
-    yield "loop with credits", ModelCheckCase(_plan("0>1*2 1>2*1 2>1*1+1"), 4, is_exhausting=True)
-    yield "source with an input", ModelCheckCase(_plan("0>1:1/2*3 1>2*2", sources=[0, 1]), 6)
-    yield "two parts", ModelCheckCase(_plan("0>2*2 1>3*1", sources=[0, 1]), 3, is_limited=True)
+    yield (
+        "loop with credits",
+        ModelCheckCase(table_of("0>1*2 1>2*1 2>1*1+1"), 4, is_exhausting=True),
+    )
+    yield "source with an input", ModelCheckCase(table_of("0>1:1/2*3 1>2*2", sources=[0, 1]), 6)
+    yield "two parts", ModelCheckCase(table_of("0>2*2 1>3*1", sources=[0, 1]), 3, is_limited=True)
 
 
 FAMILY: Mapping[str, ModelCheckCase] = MappingProxyType(dict(_family()))
@@ -363,7 +371,7 @@ def check(name: str, text: str, folder: Path) -> Verdict:
     _call(["spin", "-a", "model.pml"], folder)
     _call([_compiler(), *_COMPILE, "-o", "pan", "pan.c"], folder)
     output = _call(["./pan", "-n", f"-m{_MAX_DEPTH}"], folder)
-    return _verdict(name, output, time.monotonic() - start)
+    return verdict_of(name, output, time.monotonic() - start)
 
 
 def _call(command: list[str], folder: Path) -> str:
@@ -380,7 +388,7 @@ def _compiler() -> str:
     return os.environ.get("CC", "cc")
 
 
-def _verdict(name: str, output: str, seconds: float) -> Verdict:
+def verdict_of(name: str, output: str, seconds: float) -> Verdict:
     """Read what the verifier printed."""
     error = re.search(r"^pan:\d+: (.*)$", output, re.MULTILINE)
     states = re.search(r"(\d+) states, stored", output)
@@ -453,7 +461,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         start = time.monotonic()
         proved = _report(pool.map(partial(prove, Path(place)), names), is_killed=False)
         print()
-        find = partial(_find, Path(place))
+        find = partial(find_fault, Path(place))
         killed = [] if options.only else _report(pool.map(find, FAULTS), is_killed=True)
     changes = frozenset().union(*[v.changes for v in proved])
     unseen = [] if options.only else [change for change in CHANGES if change not in changes]
@@ -480,7 +488,8 @@ def prove(place: Path, name: str) -> Verdict:
     return replace(verdict, error=error, num_states=counted, num_machine_states=space.num_states)
 
 
-def _find(place: Path, fault: ProtocolFault) -> Verdict:
+def find_fault(place: Path, fault: ProtocolFault) -> Verdict:
+    """Check the model with a fault in it, in a folder of its own."""
     text = model(FAMILY[fault.study], fault.transitions, fault.bug)
     return check(fault.name, text, _folder(place, fault.name))
 

@@ -15,8 +15,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from actorflow.cli.main import TUNE_HELP
 from actorflow.environment.host import check_gpu, processor
 from actorflow.environment.native import retune
 from actorflow.environment.settings import Settings, devices_named
-from actors.device.cuda.nvml import listed_gpus
+from actors.device.cuda.nvml import NvmlDevices, listed_gpus
 from compiler.contract.errors import CompileError, DeviceError
 
 from .engines import (
@@ -56,9 +56,9 @@ from .report import (
 _BENCHMARKS = ROOT / "benchmarks"
 
 
-def main(words: Sequence[str]) -> int:
+def main(words: Sequence[str], tools: BenchTools | None = None) -> int:
     """Run `actorflow bench` with the words that follow it; as `run`, and SystemExit for usage."""
-    return run(_parser().parse_args(words))
+    return run(_parser().parse_args(words), tools or BenchTools())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, tools: BenchTools) -> int:
     """Compare, print the report; 1 where ours failed or losses differ, 130 after ^C, else 0.
 
     Raises:
@@ -110,11 +110,13 @@ def run(options: argparse.Namespace) -> int:
     rivals = chosen_rivals(options.against, rivals)
     tasks = _tasks(options.rows, options.device)
     _check(options)
-    machine = MachineInfo(_processor(options.device), len(os.sched_getaffinity(0)), {})
+    machine = MachineInfo(_processor(options.device, tools), len(os.sched_getaffinity(0)), {})
     if options.tune:
-        retune(replace(Settings.from_env(os.environ), cache=_cache_of(OURS, Path(options.env))))
+        tools.retune(
+            replace(Settings.from_env(os.environ), cache=_cache_of(OURS, Path(options.env)))
+        )
     engines = (ours, *rivals)
-    start = partial(_start, Path(options.env))
+    start = partial(tools.start, Path(options.env))
     method = Method(start, options.rounds, options.cold, options.busy, _say)
     rows: list[RowResult] = []
     code = 0
@@ -122,7 +124,7 @@ def run(options: argparse.Namespace) -> int:
         if options.device == "host":
             machine = replace(machine, gemm_gflops=_gemm(engines, start))
         for task in tasks:
-            rows.append(_measured(task, engines, method))
+            rows.append(_measured(tools.measure_row, task, engines, method))
             if options.launches:
                 print(_launches(task, start))
     except KeyboardInterrupt:
@@ -134,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
     return code or int(any([result.ours is None for result in rows]))
 
 
-def _processor(device: str) -> str:
+def _processor(device: str, tools: BenchTools) -> str:
     """Return what computes. Raises DeviceError without the GPU that is asked for.
 
     The emulation is refused: it is no measure of speed.
@@ -146,7 +148,7 @@ def _processor(device: str) -> str:
             "bench: --device cuda measures a GPU, and ACTORFLOW_CUDA=emulated runs on the host:"
             " take it out of the environment"
         )
-    here = listed_gpus(os.environ)
+    here = tools.listed_gpus(os.environ)
     if here.problem or not here.gpus:
         raise DeviceError(
             f"bench: --device cuda measures a GPU, and {here.problem or 'none is here'}"
@@ -187,7 +189,7 @@ def _check(options: argparse.Namespace) -> None:
             raise FileNotFoundError(2, "no such directory", str(Path(name).parent))
 
 
-def _start(
+def start_engine(
     environments: Path, engine: Engine, task: BenchTask | None, variant: str, is_cold: bool
 ) -> Child:
     """Start an engine, with a row or for its matrix products alone."""
@@ -201,6 +203,19 @@ def _start(
     num_threads = len(os.sched_getaffinity(0))
     environment = environment_of(engine, os.environ, cache, num_threads)
     return Child(f"{engine.name} {variant}".strip(), (*command, *arguments), environment)
+
+
+MeasureRow = Callable[[BenchTask, Sequence[Engine], Method], RowResult]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTools:
+    """What a comparison does on a machine: it lists GPUs, starts engines, measures and forgets."""
+
+    start: Callable[..., Child] = start_engine
+    measure_row: MeasureRow = measure_row
+    listed_gpus: Callable[[Mapping[str, str]], NvmlDevices] = listed_gpus
+    retune: Callable[[Settings], bool] = retune
 
 
 def _cache_of(engine: Engine, environments: Path) -> Path:
@@ -221,7 +236,9 @@ def _gemm(engines: Sequence[Engine], start: partial[Child]) -> dict[str, float]:
     return gflops
 
 
-def _measured(task: BenchTask, engines: Sequence[Engine], method: Method) -> RowResult:
+def _measured(
+    measure_row: MeasureRow, task: BenchTask, engines: Sequence[Engine], method: Method
+) -> RowResult:
     """Return the result of a row; one whose losses differ has no times, but the difference."""
     try:
         return measure_row(task, engines, method)

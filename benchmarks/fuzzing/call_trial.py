@@ -26,6 +26,7 @@ import numpy as np
 import actorflow as af
 from actorflow import functional, nn
 from actorflow.data import spec_of
+from actorflow.options.run_spec import PlanOptions
 from actorflow.trace.job_graph import trace_job
 from actors.machine.errors import ActorFailed
 from fuzzing import call_oracle
@@ -125,9 +126,8 @@ def _stepped(compute: Any, model: nn.Module, batch: dict[str, np.ndarray]) -> An
     """Run one step of a job: traced once, where `Job.step` would look at all that it may read."""
     job, spec = af.job(train=False)(compute), spec_of(batch, "the calls")
     graph = trace_job(job.name, compute, job.options, model, spec, job.devices)
-    with contextlib.closing(
-        af.Runner(job._plan(job._compilation(model, spec, 1, graph=graph)), seed=1)
-    ) as runner:
+    job_spec = job._spec(model, spec, PlanOptions(), metrics_every=1, graph=graph)
+    with contextlib.closing(af.Runner(job._plan(job_spec), seed=1)) as runner:
         return runner.step(batch)
 
 

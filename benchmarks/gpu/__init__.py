@@ -6,6 +6,8 @@ section.py       what sections there are, what each is given and leaves behind
 child.py         what runs in the process of one
 launched.py      a few ops as a plan would launch them
 rival.py         a row in torch, in a process of its own
+compile_rivals.py
+                 what torch compiles for those, beside the proofs
 opened.py        a GPU opened, its calls counted and timed
 jobs.py          the jobs of the check; their models stand in rows/ and engines/
 planned.py       their plans, and launches of a plan on one's own memory

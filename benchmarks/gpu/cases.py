@@ -15,6 +15,7 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "shared"))
 
 import op_table as table
+from attention_formulas import attention_grad
 from op_table import Row, normal, row
 
 _IDS = np.random.default_rng(7).integers(0, 5003, (37, 129))
@@ -54,7 +55,8 @@ def large_rows() -> tuple[Row, ...]:
 def library_rows(*, is_tiny: bool) -> tuple[Row, ...]:
     """Return calls that cuDNN takes: of attention, with either mask, and of convolutions.
 
-    Those are a ResNet's: a square kernel, one that strides alone, the first one, and groups.
+    Those are a ResNet's: a square kernel, one that strides alone, one that is a product, the first
+    one, and groups.
     """
     calls: list[Row] = []
     for x, weight, stride, pad in (
@@ -63,6 +65,7 @@ def library_rows(*, is_tiny: bool) -> tuple[Row, ...]:
         else [
             ((16, 256, 14, 14), (256, 256, 3, 3), 1, 1),
             ((4, 64, 28, 28), (128, 64, 1, 1), 2, 0),
+            ((8, 128, 14, 14), (256, 128, 1, 1), 1, 0),
             ((4, 3, 56, 56), (64, 3, 7, 7), 2, 3),
             ((4, 32, 14, 14), (64, 8, 3, 3), 1, 1),
         ]
@@ -74,9 +77,10 @@ def library_rows(*, is_tiny: bool) -> tuple[Row, ...]:
         for causal in (False, True):
             attrs = {"scale": 0.125, "causal": causal}
             calls.append(row("attention", table.attention, q, k, v, **attrs))
-            y, lse = table.attention(q, k, v, **attrs)
-            operands = normal(*y.shape, seed=3), q, k, v, y, lse.astype(np.float32)
-            calls.append(row("attention_grad", _attention_grad, *operands, **attrs))
+            y, *statistics = table.attention(q, k, v, **attrs)
+            rows_of = [x.astype(np.float32) for x in statistics]
+            operands = normal(*y.shape, seed=3), q, k, v, y, *rows_of
+            calls.append(row("attention_grad", attention_grad, *operands, **attrs))
     return tuple(calls)
 
 
@@ -93,15 +97,6 @@ def _convolutions(
               spatial=x[2:], **ways)  # fmt: skip
     yield row("conv_weight_grad", table.conv_weight_grad, normal(*x), normal(*y, seed=1),
               kernel=weight[2:], **ways)  # fmt: skip
-
-
-def _attention_grad(dy, q, k, v, y, lse, scale, causal):
-    scores = scale * q @ k.swapaxes(-1, -2)
-    p = np.exp(scores - lse[..., None])
-    if causal:
-        p = p * np.tri(*p.shape[-2:], p.shape[-1] - p.shape[-2])
-    slopes = p * (dy @ v.swapaxes(-1, -2) - (dy * y).sum(-1, keepdims=True)) * scale
-    return slopes @ k, slopes.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ dy
 
 
 def rows(*, is_tiny: bool) -> tuple[Row, ...]:

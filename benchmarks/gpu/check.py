@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from gpu.results import (  # noqa: E402
 from gpu.section import (  # noqa: E402
     CUDNN_HOLDS,
     RATES,
+    RIVALS,
     SECTIONS,
     Place,
     Section,
@@ -46,6 +47,7 @@ from gpu.section import (  # noqa: E402
     replace_text,
 )
 
+COMPILING = ROOT / "benchmarks" / "gpu" / "compile_rivals.py"
 TOTAL_S, HALF_S = 295.0, 150.0
 REPORT_S = 10.0
 _TAIL, _LOG_BYTES = 1500, 256 << 10
@@ -58,6 +60,18 @@ print(0 if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) else cou
 
 
 @dataclass(frozen=True, slots=True)
+class Program:
+    """What is run: sections, whose modules lie in gpu/ of a folder, and what compiles rivals."""
+
+    sections: tuple[Section, ...] = SECTIONS
+    folder: Path = ROOT / "benchmarks"
+    compiling: Path = COMPILING
+
+
+_ALL = Program()
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """How sections are run: where they write, what is shared, and when all must have ended."""
 
@@ -66,6 +80,7 @@ class Run:
     ends: float
     is_emulated: bool
     here: NvmlDevices
+    program: Program = _ALL
 
     def limit_s(self, section: Section, later: Sequence[Section]) -> float:
         """Return how long a section may take: its own time is safe from those before it.
@@ -85,25 +100,30 @@ class Run:
         return ""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parsed(arguments)
+def main(arguments: Sequence[str] | None = None, program: Program = _ALL) -> int:
+    options = _parsed(arguments, program)
     try:
-        halves = [s for s in SECTIONS if options.half in (None, s.half)]
-        sections = [find_section(name) for name in options.sections] or halves
+        halves = [s for s in program.sections if options.half in (None, s.half)]
+        named = [find_section(name, program.sections) for name in options.sections]
+        sections = named or halves
     except LookupError as error:
         print(f"check: {error}", file=sys.stderr)
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as shared:
-        here = _here()
+        here = gpus_here()
         seconds = options.seconds or (TOTAL_S if options.half is None else HALF_S)
         ends = began + seconds - options.spent
-        run = Run(options.out, Path(shared), ends, options.emulated, here)
+        run = Run(options.out, Path(shared), ends, options.emulated, here, program)
         result = CheckResult(_head(run), is_emulated=options.emulated)
         (run.out / "check.log").write_bytes(b"")
         _write(run, result)
+        compiling = _compile_rivals(run, sections)
         for number, section in enumerate(sections):
+            if compiling is not None and not section.shares_card:
+                _ended(compiling, 0.0)
+                compiling = None
             later = [s for s in sections[number + 1 :] if not run.why_skipped(s)]
             ended = _run(run, section, later)
             print(f"{ended.name:10s} {ended.status.value:8s} {ended.seconds:6.1f} s  {ended.why}")
@@ -116,8 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(bool(result.failures))
 
 
-def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    names = ", ".join([f"{s.name} ({s.about})" for s in SECTIONS])
+def _parsed(arguments: Sequence[str] | None, program: Program) -> argparse.Namespace:
+    names = ", ".join([f"{s.name} ({s.about})" for s in program.sections])
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"default all: {names}")
@@ -130,13 +150,15 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_intermixed_args(arguments)
 
 
-def _here(counting: str = _COUNTING) -> NvmlDevices:
+def gpus_here(
+    counting: str = _COUNTING, listed: Callable[[Mapping[str, str]], NvmlDevices] = listed_gpus
+) -> NvmlDevices:
     """Return the GPUs that are here.
 
     Where the library that lists them is missing or has nothing, CUDA itself is asked, in a process
     of its own: without a list a GPU can be used as well.
     """
-    here = listed_gpus(os.environ)
+    here = listed(os.environ)
     if here.gpus:
         return here
     command = [sys.executable, "-c", counting]
@@ -166,6 +188,19 @@ def _commit() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return process.stdout.strip() or "unknown"
+
+
+def _compile_rivals(run: Run, sections: Sequence[Section]) -> subprocess.Popen[bytes] | None:
+    """Let torch compile beside the sections before the first that has the card alone."""
+    rivals = [s for s in sections if s.name == RIVALS and not run.why_skipped(s)]
+    if not rivals or not sections[0].shares_card:
+        return None
+    # What it prints is dropped: a rival that fails here fails again in its section, which tells.
+    return subprocess.Popen(
+        [sys.executable, str(run.program.compiling)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env=_environment(run), start_new_session=True,
+    )  # fmt: skip
 
 
 def _run(run: Run, section: Section, later: Sequence[Section]) -> SectionResult:
@@ -203,7 +238,7 @@ def _run(run: Run, section: Section, later: Sequence[Section]) -> SectionResult:
 
 
 def _command(run: Run, section: Section, file: Path, limit_s: float) -> list[str]:
-    script = str(ROOT / "benchmarks" / "gpu" / "child.py")
+    script = str(run.program.folder / "gpu" / "child.py")
     command = [sys.executable, script, section.name, str(file), "--shared", str(run.shared)]
     command += ["--seconds", str(limit_s)]
     return [*command, "--emulated"] if run.is_emulated else command
@@ -213,7 +248,7 @@ def _environment(run: Run) -> dict[str, str]:
     """Return the variables of a section's process: those of actorflow are ours alone."""
     variables = {n: v for n, v in os.environ.items() if not n.startswith("ACTORFLOW_")}
     variables |= {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(run.program.folder)]),
         "PYTHONUNBUFFERED": "1",
         # What the GPU is held against is numpy's, which wants no compiler and no time for it.
         "ACTORFLOW_NATIVE": "0",

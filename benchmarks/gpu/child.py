@@ -16,7 +16,7 @@ import time
 import traceback
 from pathlib import Path
 
-from gpu.section import Findings, Place, Skipped, find_section
+from gpu.section import SECTIONS, Findings, Place, Skipped, find_section
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
     ends = time.monotonic() + options.seconds
     place = Place(options.name, options.shared, options.emulated, ends)
     try:
-        module = find_section(options.name).module
+        module = find_section(options.name, SECTIONS).module
         importlib.import_module(f"gpu.sections.{module}").run(findings, place)
     except Skipped as why:
         findings.skipped = str(why)

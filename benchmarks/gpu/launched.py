@@ -66,11 +66,17 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ops on inputs, by a name; they are one launch once they are fused."""
+    """Ops on inputs, by a name; they are one launch once they are fused.
+
+    `flops` are told by the second, if there are any. `kernel` is one that is launched whatever a
+    plan would select; "" for none.
+    """
 
     name: str
     inputs: tuple[Tensor, ...]
     emit: Callable[..., Sequence[ValueId]]
+    flops: float = 0.0
+    kernel: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,7 @@ class ProbeLaunch:
     size_bytes: int
     attrs: Attrs
     inputs: tuple[DeviceView, ...]
+    flops: float = 0.0
 
 
 def is_launched(graph: Graph, node: Node) -> bool:
@@ -110,7 +117,8 @@ def select(
 def bind_probe(device: CudaDevice, probe: Probe, address: int) -> ProbeLaunch:
     """Return the launch of a probe with all of its operands from an address on.
 
-    Inputs come first, in their order. Raises ValueError where it is no single launch.
+    Inputs come first, in their order. Raises ValueError where it is no single launch, or its kernel
+    does not take it.
     """
     emit = Emitter()
     b = emit.builder
@@ -128,15 +136,23 @@ def bind_probe(device: CudaDevice, probe: Probe, address: int) -> ProbeLaunch:
     inputs = [given[v] for v in node.inputs]
     outputs = [Tensor(t.dtype, t.shape).operand for t in [graph.types[v] for v in node.outputs]]
     name, needs = select(node, inputs, outputs)
+    if probe.kernel:
+        kernel = catalogue.kernels_by_name(GPU)[probe.kernel]
+        plan = kernel.plan(dict(node.attrs), tuple(inputs), tuple(outputs))
+        if plan is None:
+            raise ValueError(f"{probe.kernel} does not take {probe.name}")
+        name, needs = probe.kernel, plan.needs
     views, end = [], address
     for operand in (*given.values(), *outputs):
         views.append(DeviceView(end, operand.type, operand.strides_bytes))
         end += -(-operand.type.size_bytes // _ALIGNMENT) * _ALIGNMENT
     view_of, attrs = dict(zip(values, views, strict=False)), MappingProxyType(dict(node.attrs))
     sides = tuple([view_of[v] for v in node.inputs]), tuple(views[len(values) :])
-    launch = device.bind(name, attrs, *sides, scratch(end, needs.workspace_bytes))
+    workspace, types = scratch(end, needs.workspace_bytes), [x.type for x in (*inputs, *outputs)]
+    launch = device.bind(name, attrs, *sides, workspace, tuple(types))
     size_bytes = sum([x.type.size_bytes for x in (*inputs, *outputs)])
-    return ProbeLaunch(probe.name, launch, needs.duration_ns, size_bytes, attrs, sides[0])
+    timed = launch, needs.duration_ns, size_bytes
+    return ProbeLaunch(probe.name, *timed, attrs, sides[0], probe.flops)
 
 
 def launch_ns(

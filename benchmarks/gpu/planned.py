@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engines.actorflow_models import FAMILIES, OnDemand, job_of
 from rows.row import Row
 
+from actors.kernels.common.kernel import require_plan
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.calls import (
     AlternativeCalls,
@@ -78,8 +79,9 @@ def bound_launches(
             inputs = tuple([view(v) for v in launch.inputs])
             outputs = tuple([view(v) for v in launch.outputs])
             workspace = None if launch.workspace is None else view(launch.workspace)
-            kernel = kernels[launch.kernel]
-            calls = kernel.bind(dict(launch.attrs), inputs, outputs, workspace)
+            operands = [tuple([x.as_operand for x in views]) for views in (inputs, outputs)]
+            kernel_plan = require_plan(kernels[launch.kernel], dict(launch.attrs), *operands)
+            calls = kernel_plan.bind(inputs, outputs, workspace)
             yield BoundCalls(launch, inputs, outputs, workspace, calls)
 
 
@@ -112,11 +114,11 @@ def limit_s(plan: Plan, place: Place) -> float:
         rate = 1e18 / gpu.product_ns(dtype, 1e9)
         if dtype is DType.BFLOAT16:
             rate = measured.get("product", rate)
-        total += max(_work(bound) / rate, sum(sizes) / bytes_per_s)
+        total += max(work_of(bound) / rate, sum(sizes) / bytes_per_s)
     return total
 
 
-def _work(bound: BoundCalls) -> float:
+def work_of(bound: BoundCalls) -> float:
     """Return the flops of a launch by a library, cuDNN's as the op's cost has them."""
     if not any([isinstance(call, RunCudnn) for call in every_call(bound.calls)]):
         return flops(bound.calls)

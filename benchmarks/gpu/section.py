@@ -7,7 +7,7 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,9 @@ RATES = "rates"
 CEILINGS = "ceilings"
 """What the section of ceilings tells: of "product" the flops, of "copy" the bytes a second."""
 
+RIVALS = "rivals"
+"""The section whose jobs torch compiles beside the sections that come before."""
+
 _MOST_LETTERS = 600
 
 
@@ -31,7 +34,8 @@ class Section:
     `needs_device`: it is skipped without a GPU. `is_proof`: an error or a hang of it fails the
     check, as a failed check of any section does. `is_emulated`: it can be tried on the emulated
     driver. `half`: where time on a card comes in short pieces, the first proves and the second
-    measures; each has its rows by importance.
+    measures; each has its rows by importance. `shares_card`: what it finds stays the same where
+    another process uses the card and its host.
     """
 
     name: str
@@ -42,13 +46,25 @@ class Section:
     is_proof: bool = False
     is_emulated: bool = True
     half: int = 1
+    shares_card: bool = False
 
 
 SECTIONS = (
-    Section("versions", 5, "versions", "what is here", needs_device=False),
-    Section("texts", 20, "texts", "all kernel texts compile, none spills", False, True),
-    Section("kernels", 45, "kernels", "each kernel against float64", is_proof=True),
-    Section("training", 25, "training", "steps against the host, resume, graphs", is_proof=True),
+    Section("versions", 5, "versions", "what is here", needs_device=False, shares_card=True),
+    Section(
+        "texts", 20, "texts", "all kernel texts compile, none spills", False, True, shares_card=True
+    ),
+    Section(
+        "kernels", 45, "kernels", "each kernel against float64", is_proof=True, shares_card=True
+    ),
+    Section(
+        "training",
+        25,
+        "training",
+        "steps against the host, resume, graphs",
+        is_proof=True,
+        shares_card=True,
+    ),
     Section("faults", 10, "faults", "what goes wrong is told", is_proof=True),
     Section("copies", 10, "copies", "copies beside compute"),
     Section("rates", 25, "rates", "the card's rates, on what plans launch"),
@@ -156,9 +172,9 @@ class Place:
             return None
 
 
-def find_section(name: str) -> Section:
+def find_section(name: str, sections: Sequence[Section]) -> Section:
     """Return the section of a name. Raises LookupError."""
-    for section in SECTIONS:
+    for section in sections:
         if section.name == name:
             return section
-    raise LookupError(f"there is no section {name!r}: {', '.join([s.name for s in SECTIONS])}")
+    raise LookupError(f"there is no section {name!r}: {', '.join([s.name for s in sections])}")

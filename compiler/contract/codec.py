@@ -1,26 +1,33 @@
-"""How a plan is stored: frozen dataclasses as nested tuples that msgpack carries, and back.
+"""The one codec: frozen dataclasses as plain values, which msgpack or JSON carries, and back.
 
-A dataclass is a row of its fields in order, an enum its value; a tuple of either is a tuple of
-such. Everything else is carried as it is. The conversion of a class is derived once from its hints,
-so that values that need no conversion are never visited on the way out.
+Two forms. A *row* is a tuple of the fields in order: plans, messages between ranks, what ranks say
+of their memory, in msgpack. An *object* is a mapping by the names of the fields: manifests, the
+status of a run, what was measured of a machine, in JSON. In both an enum is its value and a tuple
+of either is a sequence of such; everything else is carried as it is. The conversion of a class is
+derived once from its hints, so that values that need no conversion are never visited on the way
+out.
 
 On the way back everything is looked at, for a file may come from anywhere: each value has the type
-that its hint names, and lies within the `Bounds` that an `Annotated` hint gives it. Texts hold no
-control characters, so that none can draw on a terminal or break out of a line. The first value that
-is wrong is named with its way from the outermost row: "registers[3].size_bytes".
+that its hint names, and lies within the `Bounds` that an `Annotated` hint gives it; a sequence has
+the length that such a hint gives it. A row or an object has exactly the fields of its class. Texts
+hold no control characters, so that none can draw on a terminal or break out of a line, unless an
+`Annotated` hint names a function that takes any text (`Text`). The first value that is wrong is
+named with its path from the outermost one: "registers[3].size_bytes". The errors are
+`DecodeError`s, which every caller raises as its own.
 
 An attribute of a launch has no hint that says what it is. So a `PlanAttribute` among them is a
-mapping with one entry, from its kind to its row; nothing else in a file is a mapping.
+mapping with one entry, from its kind to its row; nothing else in a row is a mapping.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
+import json
 import marshal
 import math
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from operator import attrgetter
@@ -34,20 +41,15 @@ from typing import (
     cast,
     get_args,
     get_origin,
-)
-from typing import (
-    get_type_hints as hints_of,
+    get_type_hints,
 )
 
 import msgpack
 
-from compiler.contract.errors import PlanFormatError
-
-# Readers of single values of a row.
-
 Convert = Callable[[Any], Any]
 
 _NUMBERS = (int, float)
+_LARGEST = sys.float_info.max
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Also what separates lines or turns their direction, and halves of surrogates."""
@@ -61,83 +63,96 @@ class Bounds:
     high: float
 
 
+Text = Annotated[str, str]
+"""A text of any characters."""
+
+JsonObject = Mapping[Text, Any]
+"""What JSON carries, by name: see `plain_json`."""
+
+
 class DecodeError(Exception):
-    """A value that is not what was expected; each reader it passes through extends its path."""
+    """What was read is not what was expected; each reader it passes through extends its path."""
 
-    def __init__(self, value: object, expected: str) -> None:
-        super().__init__()
-        self.said = f"is {shown(value)}, expected {expected}"
-        self.way = ""
+    def __init__(self, reason: str, path: str = "") -> None:
+        super().__init__(reason, path)
+        self.reason = reason
+        self.path = path
 
-
-def member_of(cls: type[Enum]) -> Convert:
-    """Return the reader of the value of an enum."""
-    members = {member.value: member for member in cls}
-
-    def member_of(item: Any) -> Enum:
-        # Only a str is looked up: a mapping from a broken file has no hash.
-        member = members.get(item) if type(item) is str else None
-        if member is None:
-            raise DecodeError(item, f"one of {', '.join(members)}")
-        return member
-
-    return member_of
+    def __str__(self) -> str:
+        return f"{self.path.lstrip('.')} {self.reason}".lstrip()
 
 
-def int_in(bounds: Bounds | None, item: Any) -> int:
-    """Return a whole number within bounds. Raises DecodeError."""
+def unexpected(value: object, expected: str, path: str = "") -> DecodeError:
+    """Return the error of a value in place of which something else was expected."""
+    return DecodeError(f"is {shown(value)}, expected {expected}", path)
+
+
+def text_where(is_right: Callable[[str], object], expected: str) -> Callable[[str], str]:
+    """Return what an `Annotated` text names, so that others than `expected` are refused."""
+
+    def take(text: str) -> str:
+        if not is_right(text):
+            raise unexpected(text, expected)
+        return text
+
+    return take
+
+
+# Readers of single values.
+
+
+def _member_of(members: Mapping[str, Enum], item: Any) -> Enum:
+    # Only a str is looked up: a mapping from a broken file has no hash.
+    if type(item) is not str or item not in members:
+        raise unexpected(item, f"one of {', '.join(members)}")
+    return members[item]
+
+
+def _int_in(bounds: Bounds | None, item: Any) -> int:
     # Exactly int: `isinstance` would let True pass as 1.
     if type(item) is not int:
-        raise DecodeError(item, "a whole number")
+        raise unexpected(item, "a whole number")
     if bounds is not None and not bounds.low <= item <= bounds.high:
-        raise DecodeError(item, f"a whole number from {bounds.low} to {bounds.high}")
+        raise unexpected(item, f"a whole number from {bounds.low} to {bounds.high}")
     return item
 
 
-def float_in(bounds: Bounds | None, item: Any) -> float:
-    """Return a finite number within bounds. Raises DecodeError."""
-    if type(item) not in _NUMBERS or not math.isfinite(item):
-        raise DecodeError(item, "a finite number")
+def _float_in(bounds: Bounds | None, item: Any) -> float:
+    # Compared, for `isfinite` takes no whole number beyond all floats.
+    if type(item) not in _NUMBERS or not -_LARGEST <= item <= _LARGEST:
+        raise unexpected(item, "a finite number")
     if bounds is not None and not bounds.low <= item <= bounds.high:
-        raise DecodeError(item, f"a number from {bounds.low} to {bounds.high}")
+        raise unexpected(item, f"a number from {bounds.low} to {bounds.high}")
     return cast("float", item)
 
 
-def decode_number(item: Any) -> int | float:
-    """Return a number. Raises DecodeError."""
+def _number(item: Any) -> int | float:
     if type(item) not in _NUMBERS:
-        raise DecodeError(item, "a number")
+        raise unexpected(item, "a number")
     return cast("int | float", item)
 
 
-def decode_str(item: Any) -> str:
-    """Return a text without control characters. Raises DecodeError."""
+def _text(take: Callable[[str], str] | None, item: Any) -> str:
     if type(item) is not str:
-        raise DecodeError(item, "a text")
+        raise unexpected(item, "a text")
+    if take is not None:
+        return take(item)
     # `isprintable` runs in C and holds for almost all texts. It is false of odd spaces, too,
     # which are allowed, so the pattern decides.
     if not item.isprintable() and _CONTROL.search(item):
-        raise DecodeError(item, "a text without control characters")
+        raise unexpected(item, "a text without control characters")
     return item
 
 
-def decode_bool(item: Any) -> bool:
-    """Return true or false. Raises DecodeError."""
-    if type(item) is not bool:
-        raise DecodeError(item, "true or false")
-    return item
-
-
-def bytes_(item: Any) -> bytes:
-    """Return bytes. Raises DecodeError."""
-    if type(item) is not bytes:
-        raise DecodeError(item, "bytes")
+def _exactly(kind: type, name: str, item: Any) -> Any:
+    if type(item) is not kind:
+        raise unexpected(item, name)
     return item
 
 
 def shown(value: object) -> str:
     """Return any value in a few words, for an error message."""
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return f"a sequence of {len(value)}"
     if isinstance(value, dict):
         return f"a mapping of {len(value)}"
@@ -164,9 +179,9 @@ def printable(item: str) -> str:
 
 T = TypeVar("T")
 
-
 MAX_DEPTH = 16
 """Tuples within tuples of a plain value; those of the compiler's own have three."""
+_MAX_JSON_DEPTH = 64
 _INTS = {int}
 
 
@@ -226,12 +241,6 @@ def register_attribute(kind: str) -> Callable[[type[S]], type[S]]:
     return known
 
 
-def to_msgpack(value: object) -> bytes:
-    """Return plain values and structures, in tuples and lists of any depth, as msgpack."""
-    # `use_bin_type` keeps bytes and texts apart, as `raw=False` expects when they are read.
-    return cast("bytes", msgpack.packb(value, use_bin_type=True, default=_named_row))
-
-
 def _named_row(value: object) -> dict[str, object]:
     if not isinstance(value, PlanAttribute):
         raise TypeError(f"a plan cannot hold {value!r:.60}")
@@ -242,165 +251,212 @@ def _named_row(value: object) -> dict[str, object]:
         return value._row
 
 
-def to_row(value: object) -> object:
+def to_row(value: object) -> tuple[Any, ...]:
     """Return a dataclass as nested tuples of plain values."""
-    hint: Any = type(value)
-    convert = _writer(hint)
-    return value if convert is None else convert(value)
+    cls: Any = type(value)
+    return cast("tuple[Any, ...]", _converted(cls, tuple).write(value))
+
+
+def to_object(value: object) -> dict[str, Any]:
+    """Return a dataclass as nested mappings. Raises DecodeError for what JSON does not carry."""
+    cls: Any = type(value)
+    return cast("dict[str, Any]", _converted(cls, list).write(value))
 
 
 def from_row(cls: type[T], row: object) -> T:
     """Return the dataclass that `to_row` made the row of; sequences in it must be tuples.
 
-    Raises PlanFormatError where the row is of another class, naming the first value that is wrong.
+    Raises DecodeError where the row is of another class, naming the first value that is wrong.
     """
-    hint: Any = cls
+    return cast("T", _whole(cls, tuple, row))
+
+
+def from_object(cls: type[T], value: object) -> T:
+    """Return the dataclass that `to_object` made the mapping of; sequences in it must be lists.
+
+    Raises DecodeError as `from_row` does.
+    """
+    return cast("T", _whole(cls, list, value))
+
+
+def _whole(cls: Any, sequence: Any, value: object) -> object:
     try:
-        return cast("T", _reader(hint)(row))
+        return _converted(cls, sequence).read(value)
     except DecodeError as wrong:
-        where = wrong.way.lstrip(".") or cls.__name__
-        raise PlanFormatError(f"damaged plan: {where} {wrong.said}") from None
+        wrong.path = wrong.path or cls.__name__
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversion:
+    """How a value becomes what a file holds, None where it is that already; and how it is read."""
+
+    store: Convert | None
+    read: Convert
+
+    @property
+    def write(self) -> Convert:
+        return self.store or (lambda value: value)
+
+
+# A hint is `Any`, for some are no types: unions, and what `Annotated` returns. `sequence` is the
+# form: `tuple` for rows, `list` for objects.
 
 
 @functools.cache
-def _writer(hint: Any) -> Convert | None:
-    """Return what makes a row of a value of this type; None where it is one already."""
-    if get_origin(hint) is Annotated:
-        return _writer(get_args(hint)[0])
-    if is_dataclass(hint):
-        return _row_of(cast("type", hint))
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return attrgetter("_value_")  # `value` is a descriptor in Python, five times as slow
-    if get_origin(hint) in (Union, UnionType):
-        return _optional_writer(hint)
-    if get_origin(hint) is not tuple:
-        return None
-    args = get_args(hint)
-    if len(args) == 2 and args[1] is Ellipsis:
-        convert = _writer(args[0])
-        return None if convert is None else lambda items: tuple([convert(item) for item in items])
-    converts = [_writer(arg) for arg in args]
-    return None if all([c is None for c in converts]) else functools.partial(_each, converts)
-
-
-def _optional_writer(hint: Any) -> Convert | None:
-    """Return the writer of a type or None; of other unions nothing needs to be done."""
-    some = [kind for kind in get_args(hint) if kind is not type(None)]
-    convert = _writer(some[0]) if len(some) == 1 else None
-    if convert is None:
-        return None
-    write = convert
-    return lambda item: None if item is None else write(item)
-
-
-def _each(converts: list[Convert | None], items: tuple[Any, ...]) -> tuple[Any, ...]:
-    pairs = zip(converts, items, strict=True)
-    return tuple([item if convert is None else convert(item) for convert, item in pairs])
-
-
-def _names(cls: type) -> list[str]:
-    """Return the fields that a row has: those that make up the value."""
-    # `Plan.proofs` has init=False: what is kept for one process is not stored.
-    return [field.name for field in fields(cls) if field.init]
-
-
-def _hints(cls: type) -> list[Any]:
-    by_name = hints_of(cls, include_extras=True)
-    return [by_name[name] for name in _names(cls)]
-
-
-def _row_of(cls: type) -> Convert:
-    names = _names(cls)
-    # attrgetter returns the bare value for one name, and a tuple for several.
-    get = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
-    writers = [(i, c) for i, c in enumerate(map(_writer, _hints(cls))) if c is not None]
-    if not writers:
-        return get
-
-    def row_of(value: Any) -> list[Any]:
-        row = list(get(value))
-        for index, convert in writers:
-            row[index] = convert(row[index])
-        return row
-
-    return row_of
-
-
-@functools.cache
-def _reader(hint: Any, bounds: Bounds | None = None) -> Convert:
-    """Return what makes a value of this type of a row, or raises DecodeError."""
-    if get_origin(hint) is Annotated:
-        inner, *notes = get_args(hint)
-        return _reader(inner, next((n for n in notes if isinstance(n, Bounds)), None))
+def _converted(hint: Any, sequence: Any, note: Any = None) -> _Conversion:
+    """Return the conversion of values of a hint; `note` is what `Annotated` says of them."""
+    kind, args = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        return _converted(args[0], sequence, args[1])
     if isinstance(hint, NewType):
-        return _reader(hint.__supertype__, bounds)
+        return _converted(hint.__supertype__, sequence, note)
+    if kind is tuple:
+        # `tuple[float, ...]` with a length is that many floats.
+        return _sequences(args if note is None else args[:1] * note, sequence)
+    if kind is Mapping:
+        return _mappings(args, sequence)
+    if kind in (Union, UnionType):
+        return _unions(args, sequence)
     if is_dataclass(hint):
-        return _instance_of(cast("type", hint))
-    if get_origin(hint) is tuple:
-        return _tuple_of(*get_args(hint))
-    if get_origin(hint) in (Union, UnionType):
-        return _one_of(hint)
+        return _records(cast("type", hint), sequence)
+    if hint is Any:
+        return _Conversion(plain_json, plain_json)
     if issubclass(hint, Enum):
-        return member_of(hint)
-    simple = {int: int_in, float: float_in}.get(hint)
-    if simple is not None:
-        return functools.partial(simple, bounds)
-    return {str: decode_str, bool: decode_bool, bytes: bytes_}[hint]
+        # `value` is a descriptor in Python, five times as slow.
+        members = {member.value: member for member in hint}
+        return _Conversion(attrgetter("_value_"), functools.partial(_member_of, members))
+    read: dict[Any, Convert] = {
+        int: functools.partial(_int_in, note),
+        float: functools.partial(_float_in, note),
+        str: functools.partial(_text, note),
+        bool: functools.partial(_exactly, bool, "true or false"),
+        bytes: functools.partial(_exactly, bytes, "bytes"),
+    }
+    return _Conversion(None, read[hint])
 
 
-def _instance_of(cls: type) -> Convert:
-    names = _names(cls)
-    readers = [_reader(hint) for hint in _hints(cls)]
+def _records(cls: type, sequence: Any) -> _Conversion:
+    # `Plan.proofs` has init=False: what is kept for one process is not stored.
+    names = [field.name for field in fields(cls) if field.init]
+    hints = get_type_hints(cls, include_extras=True)
+    parts = [_converted(hints[name], sequence) for name in names]
+    readers, keys = [part.read for part in parts], {*names}
+    writers = [(index, part.store) for index, part in enumerate(parts) if part.store is not None]
+    # attrgetter returns the bare value for one name, and a tuple for several.
+    get = attrgetter(*names) if len(names) > 1 else functools.partial(_few, names)
 
-    def instance_of(row: Any) -> Any:
+    def row_of(value: Any) -> Any:
+        if not writers:
+            return get(value)
+        row = list(get(value))
+        try:
+            for index, store in writers:
+                row[index] = store(row[index])
+        except DecodeError as wrong:
+            wrong.path = f".{names[index]}{wrong.path}"
+            raise
+        return tuple(row)
+
+    def from_row(row: Any) -> Any:
         if type(row) is not tuple or len(row) != len(names):
-            raise DecodeError(row, f"a row of {len(names)} fields ({', '.join(names)})")
+            raise unexpected(row, f"a row of {len(names)} fields ({', '.join(names)})")
         return cls(*_read(readers, row, ".{}", names))
 
-    return instance_of
+    def object_of(value: Any) -> dict[str, Any]:
+        return dict(zip(names, row_of(value), strict=True))
+
+    def from_object(item: Any) -> Any:
+        # Exactly these keys: a field that is not known might change what the others mean.
+        if type(item) is not dict or item.keys() != keys:
+            raise unexpected(item, f"an object with {', '.join(names)}")
+        return cls(*_read(readers, [item[name] for name in names], ".{}", names))
+
+    return (
+        _Conversion(row_of, from_row) if sequence is tuple else _Conversion(object_of, from_object)
+    )
 
 
-def _tuple_of(*hints: Any) -> Convert:
+def _few(names: Sequence[str], value: object) -> tuple[Any, ...]:
+    return tuple([getattr(value, name) for name in names])
+
+
+def _sequences(hints: tuple[Any, ...], sequence: Any) -> _Conversion:
     if len(hints) == 2 and hints[1] is Ellipsis:
-        reader = _reader(hints[0])
+        store, read = (part := _converted(hints[0], sequence)).store, part.read
+        all_of = None if store is None else lambda items: tuple([store(item) for item in items])
         # Two passes in C over the whole sequence instead of a call for each number.
-        if isinstance(reader, functools.partial) and reader.func is int_in and reader.args[0]:
-            return _ints_in(reader.args[0], reader)
-        return functools.partial(_items, reader)
-    readers = [_reader(hint) for hint in hints]
+        if isinstance(read, functools.partial) and read.func is _int_in and read.args[0]:
+            return _Conversion(all_of, _ints_in(read.args[0], read, sequence))
+        return _Conversion(all_of, functools.partial(_items, read, sequence))
+    parts = [_converted(hint, sequence) for hint in hints]
+    readers, writers = [part.read for part in parts], [part.write for part in parts]
 
-    def tuple_of(row: Any) -> tuple[Any, ...]:
-        if type(row) is not tuple or len(row) != len(readers):
-            raise DecodeError(row, f"a sequence of {len(readers)}")
+    def each_of(items: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple([write(item) for write, item in zip(writers, items, strict=True)])
+
+    def from_items(row: Any) -> tuple[Any, ...]:
+        if type(row) is not sequence or len(row) != len(parts):
+            raise unexpected(row, f"a sequence of {len(parts)}")
         return tuple(_read(readers, row, "[{}]", range(len(row))))
 
-    return tuple_of
+    is_plain = all([part.store is None for part in parts])
+    return _Conversion(None if is_plain else each_of, from_items)
 
 
-def _items(read: Convert, row: Any) -> tuple[Any, ...]:
-    if type(row) is not tuple:
-        raise DecodeError(row, "a sequence")
+def _items(read: Convert, sequence: Any, row: Any) -> tuple[Any, ...]:
+    if type(row) is not sequence:
+        raise unexpected(row, "a sequence")
     return tuple(_read([read] * len(row), row, "[{}]", range(len(row))))
 
 
-def _ints_in(bounds: Bounds, read: Convert) -> Convert:
+def _ints_in(bounds: Bounds, read: Convert, sequence: Any) -> Convert:
     """Return the reader of shapes, strides, places: all at once, for half of a plan is such."""
     low, high = bounds.low, bounds.high
 
     def ints_in(row: Any) -> tuple[Any, ...]:
         # Types are compared, for a bool is an instance of int.
-        is_ints = type(row) is tuple and set(map(type, row)) <= _INTS
+        is_ints = type(row) is sequence and set(map(type, row)) <= _INTS
         if is_ints and (not row or low <= min(row) <= max(row) <= high):
-            return cast("tuple[Any, ...]", row)
-        return _items(read, row)
+            return tuple(row)
+        return _items(read, sequence, row)
 
     return ints_in
 
 
+def _mappings(hints: tuple[Any, ...], sequence: Any) -> _Conversion:
+    key, value = [_converted(hint, sequence) for hint in hints]
+
+    def from_mapping(item: Any) -> dict[Any, Any]:
+        if type(item) is not dict:
+            raise unexpected(item, "an object")
+        rows = _read([value.read] * len(item), [*item.values()], "[{}]", [*map(shown, item)])
+        return dict(zip(map(key.read, item), rows, strict=True))
+
+    # Nothing but plain JSON is stored as a mapping: what else is one has values as they are.
+    return _Conversion(plain_json if hints[1] is Any else None, from_mapping)
+
+
+def _unions(kinds: tuple[Any, ...], sequence: Any) -> _Conversion:
+    """Return the conversion of a union: of plain values where tuples are among them."""
+    if PlanAttribute in kinds:
+        return _Conversion(None, _attribute)
+    if any([get_origin(kind) is tuple for kind in kinds]):
+        return _Conversion(None, _plain)
+    if set(kinds) == {int, float}:
+        return _Conversion(None, _number)
+    types = [kind for kind in kinds if kind is not type(None)]
+    if len(types) != 1 or len(kinds) != 2:
+        raise TypeError(f"no reader of {kinds}: only of a number, or one type or None")
+    store, read = (part := _converted(types[0], sequence)).store, part.read
+    write = None if store is None else lambda item: None if item is None else store(item)
+    return _Conversion(write, lambda item: None if item is None else read(item))
+
+
 def _read(
-    readers: Sequence[Convert], row: tuple[Any, ...], step: str, places: Sequence[object]
+    readers: Sequence[Convert], row: Sequence[Any], step: str, places: Sequence[object]
 ) -> list[Any]:
-    """Return the items of a row as read; what is wrong in one gets a step of its way.
+    """Return the items of a row as read; what is wrong in one gets a step of its path.
 
     Each is read once: a second time, to find which it was, would be two times at every depth.
     """
@@ -409,25 +465,9 @@ def _read(
         for reader, item in zip(readers, row, strict=True):
             items.append(reader(item))  # how many there are tells which is wrong
     except DecodeError as wrong:
-        wrong.way = f"{step.format(places[len(items)])}{wrong.way}"
+        wrong.path = f"{step.format(places[len(items)])}{wrong.path}"
         raise
     return items
-
-
-def _one_of(hint: Any) -> Convert:
-    """Return the reader of a union: of plain values where tuples are among them."""
-    kinds = get_args(hint)
-    if PlanAttribute in kinds:
-        return _attribute
-    if any([get_origin(kind) is tuple for kind in kinds]):
-        return _plain
-    if set(kinds) == {int, float}:
-        return decode_number
-    types = [kind for kind in kinds if kind is not type(None)]
-    if len(types) != 1 or len(kinds) != 2:
-        raise TypeError(f"no reader of {hint}: only of a number, or one type or None")
-    reader = _reader(types[0])
-    return lambda item: None if item is None else reader(item)
 
 
 def _attribute(value: Any) -> Any:
@@ -435,22 +475,21 @@ def _attribute(value: Any) -> Any:
     if type(value) is not dict:
         return _plain(value)
     kind, row = next(iter(value.items())) if len(value) == 1 else ("", None)
-    cls = _KINDS.get(kind)
+    cls: Any = _KINDS.get(kind)
     if cls is None:
-        raise DecodeError(value, f"a structure of a kind that is known here: {', '.join(_KINDS)}")
+        raise unexpected(value, f"a structure of a kind that is known here: {', '.join(_KINDS)}")
     # Layers repeat. The bytes tell 1, True and 1.0 apart, which a key of the row itself would not;
     # version 2 is the last that writes equal rows alike, whoever else holds parts of them.
-    hint: Any = cls
     try:
-        return _structure_in(hint, marshal.dumps(row, 2))
+        return _structure_in(cls, marshal.dumps(row, 2))
     except ValueError:  # nothing that a row holds: the reader says what it is
-        return _reader(hint)(row)
+        return _converted(cls, tuple).read(row)
 
 
 # Frozen, so that all launches with equal rows may share one object.
 @functools.lru_cache(1 << 8)
 def _structure_in(cls: Any, row: bytes) -> Any:
-    return _reader(cls)(marshal.loads(row))
+    return _converted(cls, tuple).read(marshal.loads(row))
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
@@ -458,64 +497,96 @@ def _plain(value: Any, depth: int = 0) -> Any:
     kind = type(value)
     if kind is tuple:
         if depth == MAX_DEPTH:
-            raise DecodeError(value, f"at most {MAX_DEPTH} sequences within each other")
+            raise unexpected(value, f"at most {MAX_DEPTH} sequences within each other")
         for item in value:
             # A number needs no check of its own: no call for it.
             if type(item) not in _NUMBERS:
                 _plain(item, depth + 1)
     elif kind is str:
-        decode_str(value)
+        _text(None, value)
     elif kind not in (int, float, bool, bytes, type(None)):
-        raise DecodeError(value, "a number, a text, bytes, nothing or a sequence of them")
+        raise unexpected(value, "a number, a text, bytes, nothing or a sequence of them")
     return value
 
 
-# The envelope of a plan in a file: a magic word, the format, and a hash of the body.
+def plain_json(value: object, depth: int = 0) -> Any:
+    """Return a copy made of dict, list, str, int, float, bool and None, which JSON keeps exactly.
 
-_MAGIC = "actorflow-plan"
+    Tuples become lists. Keys must be text: JSON would turn them into text without a word, and a
+    reader would get back something else than was given.
 
-
-def wrap_plan_file(body: bytes, plan_format: int) -> bytes:
-    """Return the bytes of a file that holds a body."""
-    # Against damage, not forgery: anyone can compute it. The readers check every value besides.
-    digest = hashlib.blake2b(body, digest_size=16).hexdigest()
-    head = {"magic": _MAGIC, "format": plan_format, "digest": digest, "body": body}
-    return to_msgpack(head)
-
-
-def unwrap_plan_file(data: bytes, plan_format: int, where: str) -> bytes:
-    """Return the body in the bytes of a file.
-
-    Raises PlanFormatError, which begins with `where`, when it is damaged or of another format.
+    Raises DecodeError, with the path of the first value that has no place in JSON.
     """
-    try:
-        head = unpacked(data)
-    except PlanFormatError as error:
-        raise PlanFormatError(f"{where} is not a plan file, or it is damaged: {error}") from None
-    if not isinstance(head, dict) or head.get("magic") != _MAGIC:
-        raise PlanFormatError(f"{where} is not an actorflow plan file")
-    # Before the hash: another format may hash something else.
-    if head.get("format") != plan_format:
-        raise PlanFormatError(
-            f"{where} has plan format {head.get('format')!a:.40}, this actorflow reads"
-            f" format {plan_format}; compile the job again with this version"
+    if depth > _MAX_JSON_DEPTH:
+        raise DecodeError(f"is nested deeper than {_MAX_JSON_DEPTH} levels")
+    inner = functools.partial(plain_json, depth=depth + 1)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise DecodeError(f"has the key {key!a}, expected keys of type str")
+        places = [*map(shown, value)]
+        items = _read([inner] * len(value), [*value.values()], "[{}]", places)
+        return dict(zip(map(str, value), items, strict=True))
+    if isinstance(value, list | tuple):
+        return _read([inner] * len(value), value, "[{}]", range(len(value)))
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DecodeError(f"is {value}, and JSON has no {value}; store it as text or None")
+    # bool first: it is an int as well. Numbers of numpy that derive from float become plain.
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    if value is not None:
+        raise DecodeError(
+            f"is a {type(value).__module__}.{type(value).__qualname__}, expected a JSON value"
+            " (dict, list, str, int, float, bool or None)"
         )
-    body = head.get("body")
-    if not isinstance(body, bytes) or hashlib.blake2b(body, digest_size=16).hexdigest() != head.get(
-        "digest"
-    ):
-        raise PlanFormatError(f"{where} is damaged: its content does not match its hash")
-    return body
+    return None
 
 
-def unpacked(data: bytes) -> object:
-    """Return what msgpack makes of some bytes. Raises PlanFormatError, whatever they are."""
+# What carries rows and objects.
+
+
+def to_msgpack(value: object) -> bytes:
+    """Return plain values and structures, in tuples and lists of any depth, as msgpack."""
+    # `use_bin_type` keeps bytes and texts apart, as `raw=False` expects when they are read.
+    return cast("bytes", msgpack.packb(value, use_bin_type=True, default=_named_row))
+
+
+def from_msgpack(data: bytes | memoryview) -> object:
+    """Return what msgpack makes of some bytes, with tuples for sequences. Raises DecodeError."""
     try:
-        # `use_list=False`: rows are tuples, which the readers require.
         return msgpack.unpackb(data, raw=False, use_list=False)
     # Of broken input it raises ValueError and kin; of odd keys and times, these others.
     except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
-        raise PlanFormatError(f"damaged plan: no msgpack: {error}") from None
+        why = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise DecodeError(f"the bytes are not msgpack ({why})") from None
+
+
+def to_json(value: object) -> bytes:
+    """Return what JSON carries, on one line. Raises ValueError for NaN and infinities."""
+    # With an indent, json would call Python functions of its own for every value.
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def from_json(data: bytes) -> Any:
+    """Return what a text in JSON says. Raises DecodeError, also where a key occurs twice."""
+    try:
+        value = json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate could not be printed
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"the text is not JSON: {error}") from None
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    return mapping
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
 
 
 # Hints of the numbers of a plan, with the bounds that a plan from a file is held to.

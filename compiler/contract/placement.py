@@ -151,8 +151,16 @@ INSIDE_A_HOST = MeshLink(10.0, 10_000.0)
 take 3 to 20 us for each message of a ring (benchmarks/results/ranks.md), by how busy the host is.
 What goes in buckets shares them."""
 
+BETWEEN_GPUS = MeshLink(300.0, 10_000.0)
+"""What joins GPUs of a host by NVLink: an H100 is sold with 450 a direction, of which collectives
+reach two thirds; a message is a launch and a handshake. As sold, not measured."""
+
 MeshLinks = tuple[MeshLink, ...]
 """One for each axis of the mesh."""
+
+
+STAGE = "stage"
+"""The name of the axis whose ranks run a stage of a pipeline each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +206,11 @@ class Mesh:
             coordinates[axis] = index
             ranks.append(self.rank(coordinates))
         return tuple(ranks)
+
+    def groups(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Return every axis with each group of ranks along it, both in ascending order."""
+        axes, ranks = range(len(self.names)), range(self.num_ranks)
+        return list(dict.fromkeys([(a, self.group(rank, a)) for a in axes for rank in ranks]))
 
     def axis(self, name: str) -> int:
         """Return the number of an axis. Raises CompileError for a name that none has."""

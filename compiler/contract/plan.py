@@ -19,14 +19,13 @@ from compiler.contract.attrs import PlainValue
 from compiler.contract.codec import (
     MAX_BYTES,
     Bounds,
+    DecodeError,
     PlanAttribute,
+    from_msgpack,
     from_row,
     register_attribute,
     to_msgpack,
     to_row,
-    unpacked,
-    unwrap_plan_file,
-    wrap_plan_file,
 )
 from compiler.contract.errors import InternalError, PlanFormatError
 from compiler.contract.files import read_regular, user_path
@@ -54,6 +53,7 @@ from compiler.contract.types import ShardingSpec, TensorType
 from memory.liveness import align_up
 
 PLAN_FORMAT = 6
+_MAGIC = "actorflow-plan"
 MOST_PLAN_BYTES = 1 << 30
 """The size limit of a plan file, which is held in memory whole while it is decoded."""
 
@@ -104,7 +104,9 @@ class Plan:
 
     def to_bytes(self) -> bytes:
         """Serialise. Equal plans give equal bytes."""
-        return wrap_plan_file(to_msgpack(to_row(self)), PLAN_FORMAT)
+        body = to_msgpack(to_row(self))
+        head = {"magic": _MAGIC, "format": PLAN_FORMAT, "digest": _digest(body), "body": body}
+        return to_msgpack(head)
 
     @property
     def fingerprint(self) -> str:
@@ -121,17 +123,16 @@ class Plan:
 
         Raises PlanFormatError when it is damaged or of another format version.
         """
-        body = unwrap_plan_file(data, PLAN_FORMAT, where)
-
         try:
-            plan = from_row(Plan, unpacked(body))
+            plan = from_row(Plan, from_msgpack(_body_of(data, where)))
             check_references(plan)
-        except (PlanFormatError, InternalError) as error:
-            # A file may come from anywhere: a wrong number in it is no bug of ours, so that part is
-            # cut.
-            reason = str(error).partition(" (this is a bug")[0]
-            raise PlanFormatError(f"{where}: {reason}; compile the job again") from None
-        return plan
+        except DecodeError as error:
+            reason = f"damaged plan: {error}"
+        except InternalError as error:
+            reason = error.reason  # a file may come from anywhere: it is no bug of ours
+        else:
+            return plan
+        raise PlanFormatError(f"{where}: {reason}; compile the job again")
 
     @staticmethod
     def load(path: str | Path) -> Plan:
@@ -153,6 +154,11 @@ class Plan:
         """The ranks that train together, of which some have this plan."""
         return mesh_of(self.option("mesh", ()))
 
+    @property
+    def batches_per_step(self) -> int:
+        """How many batches one update consumes."""
+        return self.int_option("accumulate", 1)
+
     def option(self, name: str, default: PlainValue = None) -> PlainValue:
         """Return a compile option recorded in the plan."""
         return dict(self.options).get(name, default)
@@ -161,6 +167,31 @@ class Plan:
         """Return a compile option that is a number."""
         value = self.option(name, default)
         return value if isinstance(value, int) else default
+
+
+def _digest(body: bytes) -> str:
+    # Against damage, not forgery: anyone can compute it. The readers check every value besides.
+    return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+def _body_of(data: bytes, where: str) -> bytes:
+    """Return the row of a plan in the bytes of its file. Raises PlanFormatError."""
+    try:
+        head = from_msgpack(data)
+    except DecodeError as error:
+        raise PlanFormatError(f"{where} is not a plan file, or it is damaged: {error}") from None
+    if not isinstance(head, dict) or head.get("magic") != _MAGIC:
+        raise PlanFormatError(f"{where} is not an actorflow plan file")
+    # Before the hash: another format may hash something else.
+    if head.get("format") != PLAN_FORMAT:
+        raise PlanFormatError(
+            f"{where} has plan format {head.get('format')!a:.40}, this actorflow reads"
+            f" format {PLAN_FORMAT}; compile the job again with this version"
+        )
+    body = head.get("body")
+    if not isinstance(body, bytes) or _digest(body) != head.get("digest"):
+        raise PlanFormatError(f"{where} is damaged: its content does not match its hash")
+    return body
 
 
 # The plan of a body, as an attribute of the launch that runs it: a frame within the outer plan.
@@ -316,7 +347,7 @@ def _check_ids(plan: Plan) -> None:
         ids = [row.id for row in rows]
         if ids != list(range(len(ids))):
             wrong = next(i for i, id_ in enumerate(ids) if i != id_)
-            raise InternalError(f"{name}[{wrong}] has the id {ids[wrong]}, not its place")
+            raise InternalError(f"{name}[{wrong}] has the id {ids[wrong]}, expected {wrong}")
     if len(plan.streams) > MAX_STREAMS:
         raise InternalError(
             f"{len(plan.streams)} streams are {len(plan.streams)} threads; {MAX_STREAMS} at most"
@@ -439,7 +470,7 @@ def _check_part(plan: Plan, what: str, part: ShardingSpec | None, type_: TensorT
         return
     mesh = plan.mesh
     if not is_part(part, mesh, type_.shape):
-        raise InternalError(f"{what} is {type_}, and no part of {part}; the mesh is {mesh}")
+        raise InternalError(f"{what} is {type_}, which is no shard of {part}; the mesh is {mesh}")
     whole = TensorType(type_.dtype, part.shape)
     if not whole.is_possible or whole.size_bytes > MAX_BYTES:
         raise InternalError(f"{what} is a part of {whole}, which is larger than any memory")
@@ -456,8 +487,8 @@ def _check_state(plan: Plan) -> None:
             register = plan.registers[plan.views[view].register]
             if register.kind is not kind or register.id in holders:
                 raise InternalError(
-                    f"{name}[{index}] lives in register {register.name!r}, which is"
-                    f" {'another one of them' if register.kind is kind else register.kind.value}"
+                    f"{name}[{index}] is in register {register.name!r}, which is"
+                    f" {'that of another row' if register.kind is kind else register.kind.value}"
                 )
             holders.add(register.id)
         without = [r.name for r in plan.registers if r.kind is kind and r.id not in holders]
@@ -476,14 +507,14 @@ def _check_state(plan: Plan) -> None:
 
 def _check_place(what: str, place: int, table: Sequence[object]) -> None:
     if not 0 <= place < len(table):
-        raise InternalError(f"{what} is {place}, and there are {len(table)}")
+        raise InternalError(f"{what} is {place}, and the table has {len(table)} rows")
 
 
 def _check_places(what: str, places: Iterable[int], table: Sequence[object]) -> None:
     indices = tuple(places)
     if indices and not 0 <= min(indices) <= max(indices) < len(table):
         wrong = next(place for place in indices if not 0 <= place < len(table))
-        raise InternalError(f"{what} {wrong}, and there are {len(table)}")
+        raise InternalError(f"{what} {wrong}, and the table has {len(table)} rows")
 
 
 def _check_names(what: str, names: Sequence[str]) -> None:

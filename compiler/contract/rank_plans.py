@@ -11,53 +11,24 @@ is what fibrations of graphs are (Boldi & Vigna, "Fibrations of graphs", 2002).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from compiler.contract.attrs import Attrs
+from compiler.contract.collective import Collective, collective_of
 from compiler.contract.errors import CompileError, InternalError
 from compiler.contract.placement import Mesh
 from compiler.contract.plan import Plan
-from compiler.contract.plan_tables import ActorKind, Launch, is_evaluation_actor
-from compiler.contract.types import TensorType
+from compiler.contract.plan_tables import ActorKind, is_evaluation_actor
 
-# A *move* is a launch of a COMM actor: tensors of the ranks of a group that become others. A
-# *meeting* is the moves in a row of one actor that have one group: its ranks begin it together, and
-# end it together. Most actors are one meeting; a bucket of several groups is several, one after the
-# other. The group is that of the ranks that differ along one axis of the mesh, or two of these
-# where one sends what the other receives.
+# A *move* is a launch of a COMM actor: tensors of the ranks of a group that become others, as
+# `Collective` describes it. A *meeting* is the moves in a row of one actor that have one group: its
+# ranks begin it together, and end it together. Most actors are one meeting; a bucket of several
+# groups is several, one after the other. The group is that of the ranks that differ along one axis
+# of the mesh, or two of these where one sends what the other receives.
 #
 # A plan never says which rank it is, so neither do its meetings: `ranks_at` does, for a rank.
-
-SEND, RECEIVE = "send", "receive"
-REDUCING = ("all_reduce", "reduce_scatter")
-
-Parts = tuple[tuple[int, int, int], ...]
-"""Axis of a tensor, its extent as all ranks have it together, and that of a rank's own part."""
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveOp:
-    """A launch as the others of its group must have it, but for `parts` and the words of a user.
-
-    `whole` is what the ranks reduce, gather or exchange together; `group_size` how many they are.
-    `by` is empty where nothing is reduced. `name` and `source` tell a user which one it is.
-    """
-
-    op: str
-    order: int
-    by: str
-    axes: tuple[int, ...]
-    whole: TensorType
-    group_size: int
-    parts: Parts
-    name: str
-    source: str
-
-    def __str__(self) -> str:
-        at = f" ({self.source})" if self.source else ""
-        return f"{self.op} #{self.order} of {self.name!r}{at}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +45,7 @@ class CollectiveGroup:
     group: str
     peer: int | None
     program: int
-    moves: tuple[CollectiveOp, ...]
+    moves: tuple[Collective, ...]
 
     @property
     def place(self) -> tuple[int, int]:
@@ -101,22 +72,18 @@ class CollectiveGroup:
 def collective_groups(plan: Plan) -> tuple[CollectiveGroup, ...]:
     """Return the meetings of a plan, by actor and turn. O(launches of COMM actors).
 
-    Raises InternalError where a launch does not say whom it meets, or two are one by what they say.
+    Raises InternalError where a launch lacks attributes, or two launches have the same ones.
     """
     meetings: list[CollectiveGroup] = []
     keys: set[tuple[str, int | None, tuple[int, int]]] = set()
     for actor in plan.actors:
         if actor.kind is not ActorKind.COMM:
             continue
-        rows: list[tuple[str, int | None, list[CollectiveOp]]] = []
-        for launch in actor.launches:
-            group, peer, move = _move(plan, launch)
-            if not rows or rows[-1][:2] != (group, peer):
-                rows.append((group, peer, []))
-            rows[-1][2].append(move)
-        for turn, (group, peer, moves) in enumerate(rows):
+        moves = [collective_of(plan, actor, launch) for launch in actor.launches]
+        rows = itertools.groupby(moves, key=lambda move: (move.group, move.peer))
+        for turn, ((group, peer), together) in enumerate(rows):
             meeting = CollectiveGroup(
-                actor.id, turn, group, peer, int(is_evaluation_actor(actor.name)), tuple(moves)
+                actor.id, turn, group, peer, int(is_evaluation_actor(actor.name)), tuple(together)
             )
             if (group, peer, meeting.place) in keys:
                 raise InternalError(
@@ -126,46 +93,6 @@ def collective_groups(plan: Plan) -> tuple[CollectiveGroup, ...]:
             keys.add((group, peer, meeting.place))
             meetings.append(meeting)
     return tuple(meetings)
-
-
-def _move(plan: Plan, launch: Launch) -> tuple[str, int | None, CollectiveOp]:
-    """Return the group of a launch, the peer in it, and what it moves."""
-    attrs = Attrs(dict(launch.attrs))
-    source = str(plan.sources[launch.source]) if plan.sources else ""
-    name = launch.scope or launch.op
-    try:
-        order, group = attrs.int_("order"), attrs.str_("group")
-        peer = attrs.int_("peer") if launch.op in (SEND, RECEIVE) else None
-        by = attrs.str_("by") if launch.op in REDUCING else ""
-        whole, parts = _whole(plan, launch, attrs)
-        # A send joins two ranks, however long the axis is.
-        size = 2 if peer is not None else attrs.int_("num_ranks")
-    except (KeyError, TypeError, IndexError) as error:
-        raise InternalError(
-            f"{launch.op} of {name!r} ({source}) does not say whom it meets, and with what: {error}"
-        ) from None
-    axes = tuple([axis for axis, _, _ in parts])
-    return group, peer, CollectiveOp(launch.op, order, by, axes, whole, size, parts, name, source)
-
-
-def _whole(plan: Plan, launch: Launch, attrs: Attrs) -> tuple[TensorType, Parts]:
-    """Return what the ranks of a launch have together, and this rank's part along each axis."""
-    inputs = [plan.views[view].type for view in launch.inputs]
-    outputs = [plan.views[view].type for view in launch.outputs]
-    if launch.op == "reduce_scatter":
-        axis = attrs.int_("axis")
-        return inputs[0], ((axis, inputs[0].shape[axis], outputs[0].shape[axis]),)
-    if launch.op == "all_gather":
-        axis = attrs.int_("axis")
-        return outputs[0], ((axis, outputs[0].shape[axis], inputs[0].shape[axis]),)
-    if launch.op == "all_to_all":
-        axis, to_axis, x = attrs.int_("axis"), attrs.int_("to_axis"), inputs[0]
-        shape = (*x.shape[:axis], attrs.int_("rows"), *x.shape[axis + 1 :])
-        extent = outputs[0].shape[to_axis]
-        parts = ((axis, shape[axis], x.shape[axis]), (to_axis, shape[to_axis], extent))
-        return TensorType(x.dtype, shape), parts
-    # The other ops keep the shape: what a rank has is the whole.
-    return (outputs if launch.op == RECEIVE else inputs)[0], ()
 
 
 Kind = tuple[str, int | None]

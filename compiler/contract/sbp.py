@@ -7,7 +7,10 @@ own. Along one axis of the mesh, of p ranks,
 - `BROADCAST`: the part is the whole, the same bits on each;
 - `Partial(by)`: the whole is the sum of the parts, or the largest or least, element by element.
 
-Over several axes of a mesh a tensor has one of these for each, outermost first: the part of the
+Each of these words is its own text: "S(0)" is what a user may write, what attributes of nodes
+hold, and what is hashed and shown, so that nothing is converted on the way.
+
+Over several axes of a mesh a tensor has a word for each, outermost first (`NdSbp`): the part of the
 first axis is the whole of the second. A plan names of a part only the axes that split it, and no
 rank (`ShardingSpec`): the slice follows from the mesh and a rank's number.
 """
@@ -15,7 +18,6 @@ rank (`ShardingSpec`): the slice follows from the mesh and a rank's number.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import NoReturn
 
@@ -34,52 +36,74 @@ class ReduceOp(Enum):
     MIN = "min"
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class _Word(str):
+    """The text of a word; its class and slots say what it means."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __getnewargs__(self) -> tuple[object, ...]:  # type: ignore[override]  # not of the text
+        return tuple([getattr(self, name) for name in self.__slots__])
+
+    def __repr__(self) -> str:
+        fields = ", ".join([f"{name}={getattr(self, name)!r}" for name in self.__slots__])
+        return f"{type(self).__name__}({fields})"
+
+
+class Split(_Word):
     """The part is a slice along an axis of the tensor."""
 
+    __slots__ = ("axis",)
     axis: int
 
-    def __str__(self) -> str:
-        return f"S({self.axis})"
+    def __new__(cls, axis: int) -> Split:
+        """Return the word "S(axis)"."""
+        word = super().__new__(cls, f"S({axis})")
+        word.axis = axis
+        return word
 
 
-@dataclass(frozen=True, slots=True)
-class Broadcast:
+class Broadcast(_Word):
     """The part is the whole."""
+
+    __slots__ = ()
+
+    def __new__(cls) -> Broadcast:
+        """Return the word "B"."""
+        return super().__new__(cls, "B")
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         """Raise CompileError: it is written without brackets, other than a split."""
         _refuse_call("af.broadcast")
 
-    def __str__(self) -> str:
-        return "B"
 
-
-@dataclass(frozen=True, slots=True)
-class Partial:
+class Partial(_Word):
     """The whole is the parts together."""
 
-    by: ReduceOp = ReduceOp.SUM
+    __slots__ = ("by",)
+    by: ReduceOp
+
+    def __new__(cls, by: ReduceOp = ReduceOp.SUM) -> Partial:
+        """Return the word "P", or "P(max)" and "P(min)"."""
+        word = super().__new__(cls, "P" if by is ReduceOp.SUM else f"P({by.value})")
+        word.by = by
+        return word
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         """Raise CompileError, as a broadcast does."""
         _refuse_call("af.partial")
 
-    def __str__(self) -> str:
-        return "P" if self.by is ReduceOp.SUM else f"P({self.by.value})"
-
 
 def _refuse_call(name: str) -> NoReturn:
-    raise CompileError(
-        f"{name} is called, and is a word by itself: an axis of the mesh has all of a tensor, or"
-        f" terms of it, and no argument says more. Write {name} without ()"
-    )
+    raise CompileError(f"{name} takes no arguments and cannot be called; write {name} without ()")
 
 
 Sbp = Split | Broadcast | Partial
 NdSbp = tuple[Sbp, ...]
 """One for each axis of a mesh."""
+
+Layout = tuple[tuple[str, Sbp], ...]
+"""Words by the names of axes of a mesh, as a user states them; axes that it does not name are
+open. The attribute `sbp` of a node is one."""
 
 BROADCAST = Broadcast()
 PARTIAL = Partial()
@@ -89,20 +113,19 @@ PARTIAL_MIN = Partial(ReduceOp.MIN)
 
 def parse_sbp(text: str) -> Sbp:
     """Return the word of a text such as "S(1)", "B" or "P(max)". Raises ValueError for others."""
-    named: dict[str, Sbp] = {
-        str(word): word for word in (BROADCAST, PARTIAL, PARTIAL_MAX, PARTIAL_MIN)
-    }
+    named = (BROADCAST, PARTIAL, PARTIAL_MAX, PARTIAL_MIN)
     if text in named:
-        return named[text]
+        return named[named.index(text)]
     number = text[2:-1]
     if text[:2] != "S(" or text[-1:] != ")" or not (number.isascii() and number.isdecimal()):
-        raise ValueError(f'a layout is "S(axis)", {", ".join(map(repr, named))}; got {text!r}')
+        listed = ", ".join([repr(str(word)) for word in named])
+        raise ValueError(f'an SBP is "S(axis)", {listed}; got {text!r}')
     return Split(int(number))
 
 
 def format_sbp(words: NdSbp) -> str:
     """Return a layout as text, such as "S(0), B"."""
-    return ", ".join(map(str, words))
+    return ", ".join(words)
 
 
 def shard_range(extent: int, parts: int, index: int) -> range:

@@ -6,7 +6,8 @@
 Where `|` stands between kernels, because a sum over all rows must be complete. A float32 value that
 is a few instructions away from one tensor is written once and read by each later kernel; the tensor
 is read in its place, which has as many bytes at most. A batch norm of bfloat16 so moves 8 bytes an
-element forward instead of 20.
+element forward instead of 20. What a kernel makes in 16 bits and casts for other kernels, such as
+the gradient behind a ReLU, is written in 16 bits, and each of them casts it.
 
 Only where all that read the value are such kernels, in the same rows and columns: then nobody needs
 it in memory. How many instructions are few is the device's (`TilingPolicy.cheap_instructions`): on
@@ -21,10 +22,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from compiler.contract.attrs import Attrs
-from compiler.contract.program import COLUMN_REDUCTIONS, ROW_REDUCTIONS, FusedProgram, Kind
-from compiler.contract.types import DType, Phase, ValueId
+from compiler.contract.program import (
+    COLUMN_REDUCTIONS,
+    ROW_REDUCTIONS,
+    FusedProgram,
+    Kind,
+    ProgramInput,
+)
+from compiler.contract.types import DType, Phase, TensorType, ValueId
 from compiler.fusion.fuse import MAX_FULL_INPUTS, MAX_INSTRUCTIONS
-from compiler.graph.graph import Graph, Node, prune
+from compiler.graph.graph import Graph, Node, new_value, prune
 from compiler.graph.program_builder import ProgramBuilder
 from compiler.graph.target import WideOf
 from compiler.ops.language.program_ops import FUSED, HEAVY, fused_attrs, program_of, space_of
@@ -75,14 +82,14 @@ class _Inlining:
 
     def __init__(self, graph: Graph, few: dict[int, int]) -> None:
         self.graph, self.few = graph, few
-        self.nodes = list(graph.nodes)
+        self.nodes, self.types = list(graph.nodes), list(graph.types)
         self.owned = frozenset(graph.roots())
         self.per_step = needed_per_step(graph)
         self.readers: list[list[int]] = [[] for _ in graph.types]
         for index, node in enumerate(graph.nodes):
             for value in dict.fromkeys(node.inputs):
                 self.readers[value].append(index)
-        self.root = assign_storage(graph).root
+        self.root = list(assign_storage(graph).root)
         self.variables = {v for n in graph.nodes if n.op is VARIABLE for v in n.outputs}
 
     def run(self) -> Graph:
@@ -90,8 +97,11 @@ class _Inlining:
         for index in range(len(self.nodes)):
             # Outputs may leave: those that stay are looked at by value.
             for value in self.nodes[index].outputs if self._is_kernel(index) else ():
-                has_changed = self._inlined(index, value) or has_changed
-        return prune(replace(self.graph, nodes=tuple(self.nodes))) if has_changed else self.graph
+                is_changed = self._inlined(index, value) or self._narrowed(index, value)
+                has_changed = has_changed or is_changed
+        if not has_changed:
+            return self.graph
+        return prune(replace(self.graph, nodes=tuple(self.nodes), types=tuple(self.types)))
 
     def _is_kernel(self, index: int) -> bool:
         node = self.nodes[index]
@@ -100,11 +110,53 @@ class _Inlining:
     def _inlined(self, index: int, value: ValueId) -> bool:
         """Let all readers of a value compute it, if they can; it is no output then."""
         maker = self.nodes[index]
-        if value in self.owned or self.graph.types[value].dtype is not DType.FLOAT32:
+        if value in self.owned or self.types[value].dtype is not DType.FLOAT32:
             return False
         recipe = self._recipe(maker, value)
-        readers = None if recipe is None else self._readers_of(index, value)
-        if recipe is None or not readers or len(readers) > _FEW_READERS:
+        if recipe is None or not self._repeat(index, value, maker, recipe):
+            return False
+        self.nodes[index] = _without(maker, value)
+        return True
+
+    def _narrowed(self, index: int, value: ValueId) -> bool:
+        """Let all readers of a cast value cast it, if they can; what it is a cast of is stored."""
+        maker = self.nodes[index]
+        program, place = program_of(maker.attrs), maker.outputs.index(value)
+        source = _narrow_source(program, program.outputs[place])
+        if value in self.owned or source is None or not self.few[maker.device]:
+            return False
+        dtype, is_stored = program.dtype_of(source), source in program.outputs
+        narrow = (
+            maker.outputs[program.outputs.index(source)]
+            if is_stored
+            else self._new_value(replace(self.types[value], dtype=dtype))
+        )
+        cast = program.instructions[program.outputs[place] - len(program.inputs)]
+        entry = ProgramInput(dtype, Kind.FULL)
+        alone = FusedProgram((entry,), (replace(cast, operands=(0,)),), (1,))
+        recipe = _CheapValue(alone, 1, (1,), (0,))
+        if not self._repeat(index, value, replace(maker, inputs=(narrow,)), recipe):
+            return False
+        if is_stored:
+            self.nodes[index] = _without(maker, value)
+            return True
+        outputs = tuple([narrow if v == value else v for v in maker.outputs])
+        numbers = [source if n == place else v for n, v in enumerate(program.outputs)]
+        stored = replace(program, outputs=tuple(numbers))
+        maker = replace(maker, outputs=outputs)
+        self.nodes[index] = _with_program(maker, stored, maker.inputs, outputs)
+        return True
+
+    def _new_value(self, type_: TensorType) -> ValueId:
+        value = new_value(self.types, type_)
+        self.root.append(value)
+        self.readers.append([])
+        return value
+
+    def _repeat(self, index: int, value: ValueId, maker: Node, recipe: _CheapValue) -> bool:
+        """Let all readers of a value make it by a recipe on inputs of `maker`, if they can."""
+        readers = self._readers_of(index, value)
+        if not readers or len(readers) > _FEW_READERS:
             return False
         made = [self._with_recipe(maker, recipe, reader) for reader in readers]
         new = [node for node in made if node is not None]
@@ -115,12 +167,11 @@ class _Inlining:
             for operand in node.inputs:
                 if reader.node not in self.readers[operand]:
                     self.readers[operand].append(reader.node)
-        self.nodes[index] = _without(maker, value)
         return True
 
     def _recipe(self, maker: Node, value: ValueId) -> _CheapValue | None:
         """Return how a value is made of one tensor and of small ones, in few instructions."""
-        program, types = program_of(maker.attrs), self.graph.types
+        program, types = program_of(maker.attrs), self.types
         output = program.outputs[maker.outputs.index(value)]
         if program.kind_of(output) is not Kind.FULL:
             return None
@@ -214,6 +265,17 @@ class _Inlining:
         if len(finished.instructions) > MAX_INSTRUCTIONS or len(whole) > MAX_FULL_INPUTS:
             return None
         return _with_program(node, finished, tuple([operands[n][0] for n in used]), node.outputs)
+
+
+def _narrow_source(program: FusedProgram, output: int) -> int | None:
+    """Return the value of fewer bytes that an output is a cast of, if the program makes it."""
+    first = len(program.inputs)
+    if output < first or program.instructions[output - first].op != "cast":
+        return None
+    (source,) = program.instructions[output - first].operands
+    is_narrow = program.dtype_of(source).itemsize < program.dtype_of(output).itemsize
+    is_full = program.kind_of(source) is Kind.FULL
+    return source if source >= first and is_full and is_narrow else None
 
 
 def _without(node: Node, value: ValueId) -> Node:

@@ -19,7 +19,7 @@ import numpy as np
 
 from compiler.contract.attrs import Attrs
 from compiler.contract.placement import Mesh
-from compiler.contract.sbp import BROADCAST, PARTIAL, Partial, Sbp, Shape, Split, Splits
+from compiler.contract.sbp import BROADCAST, PARTIAL, NdSbp, Partial, Sbp, Shape, Split, local_shape
 from compiler.contract.types import ValueId
 from compiler.graph.graph import GraphBuilder, Node, gradient
 from compiler.graph.registry import Array, Cost, Op, OpAttr, Types, cost, reference
@@ -159,39 +159,38 @@ def streaming_cost(*ops: Op, flops: float = 0.0) -> None:
 # extents says in the column `project` what a rank does in its place; of an op that is a program it
 # follows from the program (`compiler.sbp.local_form`).
 
-_NO_MESH = Mesh((), ())
-
-Part = tuple[slice, ...]
-"""Which elements of a whole tensor a rank has: all of them where it is partial."""
-
 
 @dataclass(frozen=True, slots=True)
 class LocalCall:
     """A node of the graph of whole tensors, as one rank sees it.
 
     `inputs` are the rank's parts in the builder; `whole_inputs` and `whole_outputs` the types of
-    the whole tensors, and the parts which elements of these the rank has and makes.
-    `input_splits` and `output_splits` say by which axes of the mesh each is split. `shared` are
-    values that the rank's graph has once for all who want them, by what they are; `coordinates`
-    those of the rank in the mesh. `signatures` are what was chosen along each axis of it.
+    the whole tensors. `signatures` are what was chosen along each axis of the mesh: with the
+    `coordinates` of the rank there, which part of each tensor it has follows from them. `shared`
+    are values that the rank's graph has once for all who want them, by what they are.
     """
 
     node: Node
     inputs: tuple[ValueId, ...]
     whole_inputs: Types
     whole_outputs: Types
-    input_parts: tuple[Part, ...]
-    output_parts: tuple[Part, ...]
-    input_splits: tuple[Splits, ...] = ()
-    output_splits: tuple[Splits, ...] = ()
-    mesh: Mesh = _NO_MESH
-    coordinates: tuple[int, ...] = ()
+    signatures: tuple[SbpSignature, ...]
+    mesh: Mesh
+    coordinates: tuple[int, ...]
     shared: dict[object, ValueId] = field(default_factory=dict)
-    signatures: tuple[SbpSignature, ...] = ()
+
+    def input_sbp(self, index: int = 0) -> NdSbp:
+        """Return how an operand lies."""
+        return tuple([signature.inputs[index] for signature in self.signatures])
+
+    def output_sbp(self, index: int = 0) -> NdSbp:
+        """Return how a result lies."""
+        return tuple([signature.outputs[index] for signature in self.signatures])
 
     def output_shape(self, index: int = 0) -> Shape:
         """Return the shape of the rank's part of a result."""
-        return shape_of(self.output_parts[index])
+        shape = self.whole_outputs[index].shape
+        return local_shape(shape, self.output_sbp(index), self.mesh.shape, self.coordinates)
 
 
 Project = Callable[[GraphBuilder, LocalCall], tuple[ValueId, ...]]
@@ -208,11 +207,6 @@ LocalAttrs = Callable[[Attrs, Shape], Attrs]
 local_attrs = OpAttr[LocalAttrs](
     "local_attrs", "attributes of a call on parts; read by projection", lambda attrs, shape: attrs
 )
-
-
-def shape_of(part: Part) -> Shape:
-    """Return the extents of a part."""
-    return tuple([span.stop - span.start for span in part])
 
 
 def with_local_shape(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:

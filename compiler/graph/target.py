@@ -1,9 +1,9 @@
 """What a plan is made for: the targets of its devices, a budget's choice, the compile options.
 
 A `Target` is what a device's kernels must tell the compiler, so that planning for a device needs no
-device: `actorflow.compile.targets` answers it from `actors.kernels`. A kernel has two lives:
-`query` here, at compile time, from shapes alone; `bind` at load, with addresses
-(`actors.machine.protocol`).
+device: `actorflow.compile.targets` answers it from `actors.kernels`. A kernel has two lives: it
+plans a call here, at compile time, from shapes alone, and again at load, where the plan is bound to
+addresses (`actors.machine.protocol`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from compiler.contract.placement import (
     RankContext,
     StreamRole,
 )
-from compiler.contract.types import TensorType, ValueId
+from compiler.contract.types import DType, TensorType, ValueId
 from compiler.graph.registry import Layout
 
 
@@ -90,7 +90,7 @@ class TilingPolicy:
 
     Values of more than `min_bytes` are looked at. A chunk has `chunk_rows`, or more of them until
     it has the least bytes, or fewer so as to stay below the most. Where products are of bfloat16,
-    logits of more than `logits_bytes`, as float32, are stored so; 0: they never are.
+    logits and normalised images of more than `rounded_bytes`, as float32, are stored so; 0: never.
     `cheap_instructions`: a value of so few from one tensor is not stored where kernels alone read
     it; each computes it again.
     """
@@ -99,7 +99,7 @@ class TilingPolicy:
     chunk_rows: int
     least_chunk_bytes: int
     most_chunk_bytes: int
-    logits_bytes: int = 0
+    rounded_bytes: int = 0
     cheap_instructions: int = 0
 
     def choose_chunk_rows(self, rows: int, row_bytes: int) -> int:
@@ -159,6 +159,14 @@ class Target(Protocol):
     @property
     def wide_values(self) -> TilingPolicy:
         """Which values its kernels are to see some rows at a time."""
+        ...
+
+    @property
+    def reduced_dtypes(self) -> tuple[DType, ...] | None:
+        """The types that ranks add up there, where what they exchange lies in one piece.
+
+        None where they reduce all types, and exchange parts of any layout.
+        """
         ...
 
     def query(self, call: KernelCall) -> KernelInfo:
@@ -229,9 +237,9 @@ class Hardware:
         return self.targets[number].wide_values
 
     @property
-    def logits_bytes(self) -> float:
-        """The bytes from which on logits are rounded; infinite where a device keeps them."""
-        return max([target.wide_values.logits_bytes or math.inf for target in self.targets])
+    def rounded_bytes(self) -> float:
+        """The bytes from which on logits and images are rounded; infinite where none are."""
+        return max([target.wide_values.rounded_bytes or math.inf for target in self.targets])
 
     def epilogue_ops(self, number: int) -> tuple[str, ...]:
         """Return the ops that a device's products go on with; none on the host's side."""

@@ -13,7 +13,7 @@ cannot be written in place is copied there, if that is less work than to join al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -138,7 +138,7 @@ class _Decisions:
         # Copies of the other parts must cost less than the launch that they replace.
         if copies and sum([c[-1].duration_ns for c in copies]) >= draft.info.duration_ns:
             return
-        if self._live_in(self._chain_of[index][0]).take(root, move.moved):
+        if self._live_in(self._chain_of[index][0]).take(root, move.moved, self._scratch(move)):
             self._commit(index, move, copies)
 
     def result(self) -> ConcatElision:
@@ -270,6 +270,15 @@ class _Decisions:
             self._live[chain] = _Live(self._given, chain)
         return self._live[chain]
 
+    def _scratch(self, move: _Move) -> dict[int, int]:
+        """Return how many bytes of workspace more the launches of a move need, by their place."""
+        needs = [(self._drafts[draft], draft, info) for draft, info in move.info.items()]
+        return {
+            self._chain_of[draft][1]: info.workspace_bytes - before.info.workspace_bytes
+            for before, draft, info in needs
+            if before is not None
+        }
+
     def _commit(
         self, index: int, move: _Move, copies: list[tuple[int, ValueId, Layout, KernelInfo]]
     ) -> None:
@@ -299,7 +308,7 @@ class _Decisions:
 
 
 class _Live:
-    """Live bytes of a chain, by launch, as parts move into what joins them."""
+    """Live bytes of a chain, by launch, as parts move into what joins them; workspaces count."""
 
     def __init__(self, given: ConcatElision, chain: int) -> None:
         graph, storage = given.graph, given.storage
@@ -323,18 +332,25 @@ class _Live:
         self._interval = {
             root: buffers.buffers[index].interval for root, index in buffers.of_root.items()
         }
-        self._bytes = np.zeros(len(drafts), np.int64)
+        self._bytes = np.array([draft.info.workspace_bytes for draft in drafts], np.int64)
         for buffer in buffers.buffers:
             start, end = buffer.interval
             self._bytes[start:end] += buffer.size_bytes
         self._peak = int(self._bytes.max(initial=0))
 
-    def take(self, root: ValueId, parts: Sequence[ValueId]) -> bool:
-        """Have values live in another one, from the first of them on, unless that makes a peak."""
+    def take(
+        self, root: ValueId, parts: Sequence[ValueId], scratch_bytes: Mapping[int, int]
+    ) -> bool:
+        """Have values live in another one, from the first of them on, unless that makes a peak.
+
+        `scratch_bytes` are the bytes of workspace that launches need more by it.
+        """
         first = min([self._made_at[part] for part in parts])
         begins, ends = self._made_at[root], self._ends(root)
         last = max([self._ends(part) for part in parts])
         after = self._bytes.copy()
+        for launch, size in scratch_bytes.items():
+            after[launch] += size
         if root in self._interval:
             after[first:begins] += self._sizes[root]
             after[ends:last] += self._sizes[root]

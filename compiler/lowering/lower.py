@@ -32,7 +32,7 @@ from compiler.contract.errors import InternalError
 from compiler.contract.placement import HOST_SIDE
 from compiler.contract.plan import Plan, SubPlan
 from compiler.contract.plan_tables import EVALUATE, ActorKind, RegisterKind
-from compiler.contract.types import RegisterId, TensorType, ValueId
+from compiler.contract.types import Phase, RegisterId, TensorType, ValueId
 from compiler.graph.graph import Graph, GraphBuilder, Node, Output, Write, new_value
 from compiler.graph.registry import Types
 from compiler.graph.target import CompileOptions, Hardware, one_device
@@ -179,8 +179,9 @@ def _as_job(body: Body, carries: int, xs: int) -> Graph:
             is_x = carries <= number < carries + xs
             attrs = Attrs({**attrs, "name": str(number)}) if is_x else _variable(number, type_)
             node = replace(node, op=node.op if is_x else VARIABLE, attrs=attrs)
+        # The graph of a gradient has nodes of both passes; in a step of its loop they are one.
         outputs = b.copy(
-            replace(node, device=0),
+            replace(node, device=0, phase=Phase.FORWARD),
             tuple([value_of[v] for v in node.inputs]),
             [graph.types[v] for v in node.outputs],
         )

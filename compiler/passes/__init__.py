@@ -10,6 +10,7 @@ devices (`Hardware`) or the job's options say. In the order in which a graph mee
     autodiff        gradients, and all that stands between a gradient and its update
     precision       16-bit floats where products read them
     place           a device for every node, and the copies between devices
+    contiguous      parts along the first axis, for collectives of devices
     channels_last   layouts of images and of weights for convolutions
 
 May import: compiler.contract, graph, ops, storage, of sbp the stages and collectives, of fusion the

@@ -359,8 +359,8 @@ def skip_updates(graph: Graph, losses: tuple[str, ...] = ("loss",)) -> Graph:
             )
     if any([output.name == SKIPPED for output in graph.outputs]):
         raise CompileError(
-            f"the job returns {SKIPPED!r}, which on_nan='skip' returns itself: how many steps were"
-            " skipped. Give the job's own another name"
+            f"the job returns {SKIPPED!r}, and on_nan='skip' adds an output of this name, the"
+            " number of skipped steps. Rename the output of the job"
         )
     others = tuple([node for node in graph.nodes if not ends_step(node)])
     b = GraphBuilder.continuing(replace(graph, nodes=others))

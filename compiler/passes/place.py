@@ -161,9 +161,9 @@ class _CrossingCopies:
         raise CompileError(
             f"{reader.source}: {reader.op} on {names[device]} reads parameter"
             f" {variable.attrs['name']!r}, which lies on {names[home]}, where"
-            f" {self._first_use(variable)} uses it; a parameter is not copied unasked: read"
-            f' parameter.to("{names[device]}") here, which copies it in every step, or run both on'
-            " one device"
+            f" {self._first_use(variable)} uses it; a parameter is copied only on request: read"
+            f' parameter.to("{names[device]}") here, which copies it in every step, or run both'
+            " on one device"
         )
 
     def _first_use(self, variable: Node) -> str:
@@ -525,8 +525,8 @@ def _able(
         if not able[group[launch]]:
             node, names = graph.nodes[launch], ", ".join(map(str, hardware.devices))
             raise CompileError(
-                f"{node.source}: none of {names} has a kernel for {node.op} and all that must run"
-                " beside it"
+                f"{node.source}: none of {names} has kernels for {node.op} and the ops that must"
+                " run on the same device"
             )
     return able
 

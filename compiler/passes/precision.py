@@ -7,9 +7,10 @@ job. Which values become low is decided in two walks. Forward: products make low
 an op that follows, when its inputs of full size are so; narrower ones, a bias, come along, as a
 weight does, but a constant only when the low type has its number. Backward: a value that nobody
 reads as low stays float32. A weight's gradient, logits and the branches of a residual sum so leave
-their product unrounded; but logits that are wide on a device that moves more bytes than it can
-afford (`TilingPolicy.logits_bytes`) are low, as torch's autocast has them, and a loss computes on
-them in float32.
+their product unrounded. But on a device that moves more bytes than it can afford, what is wide
+(`TilingPolicy.rounded_bytes`) is low, as torch's autocast has it: logits, on which a loss computes
+in float32; what a batch norm, which computes in float32, makes of a product; and the gradient that
+a ReLU lets through.
 
 A value is rounded at most once per batch, where it is made or where it is first wanted: all its
 readers share the cast, forward and backward. Roundings stand before views that do not make a value
@@ -36,7 +37,7 @@ from compiler.fusion.join_updates import MergeableUpdate, merge_nodes, mergeable
 from compiler.graph.graph import Graph, GraphBuilder, Node, Write, consumers, new_value, prune
 from compiler.graph.registry import OpAttr, infer_type, view
 from compiler.graph.target import Hardware
-from compiler.ops.families import activation, arithmetic, attention, loss
+from compiler.ops.families import activation, arithmetic, attention, loss, normalisation
 from compiler.ops.language.vjp import grad_op
 from compiler.ops.primitives import convolution, matmul, shape, slicing
 from compiler.ops.primitives.matmul import KEEPS_PRECISION
@@ -72,6 +73,8 @@ class Precision:
     `chooses_output` the op has an attribute out_dtype: "float32" where nobody reads a low value.
     `needs_range`: it makes numbers so much larger that float16, which ends at 65,504, will not do.
     `reads_logits`: its first input may be low where that is wide; it computes in float32 on it.
+    `rounds_wide`: its output, where that is wide, is low like its first input. A HIGH op rounds
+    what it made in float32; that of a FOLLOW op is low although nobody reads it so.
     """
 
     width: Width
@@ -79,6 +82,7 @@ class Precision:
     chooses_output: bool = False
     needs_range: bool = False
     reads_logits: bool = False
+    rounds_wide: bool = False
 
 
 precision = OpAttr[Precision](
@@ -89,7 +93,7 @@ precision = OpAttr[Precision](
 
 precision.register(matmul.MATMUL, Precision(Width.LOW, chooses_output=True))
 precision.register(attention.ATTENTION, Precision(Width.LOW))
-precision.register(attention.ATTENTION_GRAD, Precision(Width.LOW, kept=(5,)))
+precision.register(attention.ATTENTION_GRAD, Precision(Width.LOW, kept=(5, 6)))
 for _op in (convolution.CONV, convolution.CONV_INPUT_GRAD, convolution.CONV_WEIGHT_GRAD):
     precision.register(_op, Precision(Width.LOW))
 
@@ -119,7 +123,9 @@ FOLLOWING = (
 """The ops that take what comes. Comparisons do not: low or not, the answer is the same."""
 
 for _op in FOLLOWING:
-    precision.register(_op, Precision(Width.FOLLOW))
+    is_relu_gradient = _op is grad_op(activation.RELU)
+    precision.register(_op, Precision(Width.FOLLOW, rounds_wide=is_relu_gradient))
+precision.register(normalisation.BATCH_NORM, Precision(Width.HIGH, rounds_wide=True))
 precision.register(arithmetic.SQUARE, Precision(Width.FOLLOW, needs_range=True))
 for _op in (loss.CROSS_ENTROPY_ROWS, loss.WEIGHTED_CROSS_ENTROPY_ROWS):
     precision.register(_op, Precision(Width.HIGH, reads_logits=True))
@@ -129,16 +135,18 @@ _UNKNOWN = ValueId(-1)
 
 
 def narrow_products(
-    graph: Graph, low: DType = DType.BFLOAT16, logits_bytes: float = math.inf
+    graph: Graph, low: DType = DType.BFLOAT16, rounded_bytes: float = math.inf
 ) -> Graph:
     """Return the graph with its products in a type of 16 bits. O(nodes).
 
-    Logits of more than `logits_bytes`, as float32, are of that type, too.
+    Logits and normalised images of more than `rounded_bytes`, as float32, are of that type, too.
     """
     widths = tuple([_width_of(graph, node, low) for node in graph.nodes])
     if not any([width.width is Width.LOW for width in widths]):
         return graph
-    is_low = _read_as_low(graph, widths, _made_as_low(graph, widths, low), logits_bytes)
+    is_wide = [type_.size_bytes > rounded_bytes for type_ in graph.types]
+    is_made_low = _made_as_low(graph, widths, low, is_wide)
+    is_low = _read_as_low(graph, widths, is_made_low, is_wide)
     return prune(_PrecisionCopy(graph, widths, is_low, low).run())
 
 
@@ -146,7 +154,8 @@ def _width_of(graph: Graph, node: Node, low: DType) -> Precision:
     """Return what the column says of a node; one with floats of another width is left alone."""
     fact = precision.get(node.op)
     if fact.width is Width.HIGH or node.attrs.get(KEEPS_PRECISION):
-        return Precision(Width.HIGH, reads_logits=fact.reads_logits)
+        is_rounded = fact.rounds_wide and fact.width is Width.HIGH
+        return Precision(Width.HIGH, reads_logits=fact.reads_logits, rounds_wide=is_rounded)
     if fact.needs_range and low is DType.FLOAT16:
         return Precision(Width.HIGH)
     floats = [graph.types[v].dtype for v in node.inputs if graph.types[v].dtype.is_float]
@@ -164,7 +173,9 @@ def _low_inputs(graph: Graph, node: Node, fact: Precision) -> list[ValueId]:
     return [v for i, v in enumerate(node.inputs) if is_float[i] and i not in fact.kept]
 
 
-def _made_as_low(graph: Graph, widths: tuple[Precision, ...], low: DType) -> list[bool]:
+def _made_as_low(
+    graph: Graph, widths: tuple[Precision, ...], low: DType, is_wide: list[bool]
+) -> list[bool]:
     """Return, per value, whether it would be low if somebody reads it so."""
     is_low = [False] * len(graph.types)
     fits: dict[ValueId, bool] = {}
@@ -176,6 +187,8 @@ def _made_as_low(graph: Graph, widths: tuple[Precision, ...], low: DType) -> lis
         elif fact.width is Width.LOW:
             for value, type_ in zip(node.outputs, _low_types(graph, node, fact, low), strict=True):
                 is_low[value] = type_.dtype is low
+        elif fact.width is Width.HIGH and fact.rounds_wide:
+            is_low[node.outputs[0]] = is_low[node.inputs[0]] and is_wide[node.outputs[0]]
         elif fact.width is Width.FOLLOW:
             if view.has(node.op) and node.inputs[0] in fits:
                 fits[node.outputs[0]] = fits[node.inputs[0]]
@@ -209,12 +222,12 @@ def _deciding(graph: Graph, node: Node, fits: dict[ValueId, bool]) -> list[Value
 
 
 def _read_as_low(
-    graph: Graph, widths: tuple[Precision, ...], is_low: list[bool], logits_bytes: float
+    graph: Graph, widths: tuple[Precision, ...], is_low: list[bool], is_wide: list[bool]
 ) -> list[bool]:
     """Return `is_low` without the values that no node reads as low, where there is a choice."""
     is_wanted = [False] * len(graph.types)
     for node, fact in zip(reversed(graph.nodes), reversed(widths), strict=True):
-        if fact.reads_logits and graph.types[node.inputs[0]].size_bytes > logits_bytes:
+        if fact.reads_logits and is_wide[node.inputs[0]]:
             is_wanted[node.inputs[0]] = True
         if fact.width is Width.LOW:
             if fact.chooses_output and not is_wanted[node.outputs[0]]:
@@ -223,10 +236,13 @@ def _read_as_low(
                 is_wanted[value] = True
         elif fact.width is Width.FOLLOW and is_low[node.outputs[0]]:
             stays = any([is_wanted[v] for v in node.outputs])
+            stays |= fact.rounds_wide and is_wide[node.outputs[0]]
             for value in node.outputs:
                 is_low[value] = stays
             for value in _float_inputs(graph, node) if stays else ():
                 is_wanted[value] = True
+        elif fact.width is Width.HIGH and fact.rounds_wide and not is_wanted[node.outputs[0]]:
+            is_low[node.outputs[0]] = False
     return is_low
 
 
@@ -258,9 +274,11 @@ class _PrecisionCopy:
     def _copy(self, node: Node, fact: Precision) -> None:
         """Copy a node on inputs of the types it wants."""
         is_low = self.is_low[node.outputs[0]]
-        if fact.width is not Width.LOW and not is_low:
+        if fact.width is Width.HIGH or (fact.width is Width.FOLLOW and not is_low):
             inputs = tuple([self._as(v, DType.FLOAT32) for v in node.inputs])
             outputs = self.b.copy(node, inputs, [self.graph.types[v] for v in node.outputs])
+            if is_low:  # all readers get the rounded form, so that the other one is not stored
+                outputs = (cast_to(self.b, outputs[0], self.low_type),)
         else:
             exact, attrs = fact.kept, node.attrs
             inputs = tuple(

@@ -279,7 +279,7 @@ def _emit(
         operands = (new_id[scores.q], k, v)
         low = tuple([_before_cast(b, x) for x in operands])
         is_low = all([b.type_of(x).dtype is scores.low for x in low])
-        y, _ = b.emit(ATTENTION, low if is_low else operands, attrs)
+        y, *_ = b.emit(ATTENTION, low if is_low else operands, attrs)
         return (cast_to(b, y, b.type_of(operands[0]).dtype),)
 
 

@@ -34,7 +34,15 @@ from compiler.lowering.lower import lower
 from compiler.lowering.lower import run as compile_bodies
 from compiler.ops.primitives.body import hash_graph
 from compiler.ops.primitives.transfer import STAGE
-from compiler.passes import autodiff, batches, channels_last, place, precision, simplify
+from compiler.passes import (
+    autodiff,
+    batches,
+    channels_last,
+    contiguous,
+    place,
+    precision,
+    simplify,
+)
 from compiler.pipeline.rewrites import (
     Pass,
     PassContext,
@@ -220,7 +228,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "precision",
         lambda graph, context: precision.narrow_products(
-            graph, DType.BFLOAT16, context.hardware.logits_bytes
+            graph, DType.BFLOAT16, context.hardware.rounded_bytes
         ),
         ("minimal", "updates by programs"),
         ("products in bfloat16",),
@@ -252,6 +260,13 @@ PASSES: tuple[Pass, ...] = (
         ("a device for every node",),
         ("copies between devices",),
         lambda options: len(options.devices) > 1,
+    ),
+    Pass(
+        "contiguous",
+        lambda graph, context: contiguous.move_parts_first(graph, context.hardware),
+        ("parts of values", "copies between devices"),
+        ("parts that lie in one piece",),
+        lambda options: bool(options.mesh) and options.has_device,
     ),
     Pass(
         "hold_weights",
@@ -362,7 +377,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "buckets",
         of_graph(buckets.run),
-        ("order", "parts of values"),
+        ("order", "parts of values", "parts that lie in one piece"),
         ("collectives by the bucket",),
     ),
     Pass(

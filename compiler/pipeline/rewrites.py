@@ -285,7 +285,7 @@ def _missing(added: PluginPass, placed: Sequence[Pass]) -> str:
     for name in (added.before, added.after):
         if name and name not in names:
             side = "before" if name == added.before else "after"
-            return f"{added} is to run {side} {name!r}, which is no pass; there are {names}"
+            return f"{added} must run {side} {name!r}, which is no pass; the passes are {names}"
     facts = [fact for step in placed for fact in step.provides]
     fact = next(fact for fact in added.needs if fact not in facts)
     return f"{added} needs {fact!r}, and no pass provides it; provided are {facts}"
@@ -306,7 +306,7 @@ def _place(added: PluginPass, placed: list[Pass]) -> int:
             last = index
     if first > last:
         raise CompileError(
-            f"{added} cannot stand anywhere: it has to run {why}, and before {placed[last].name!r},"
+            f"{added} has no valid position: it must run {why}, and before {placed[last].name!r},"
             " which comes earlier"
         )
     return last if added.before else first

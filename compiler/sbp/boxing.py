@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 from compiler.contract.errors import InternalError
@@ -52,29 +51,18 @@ WRITTEN_BYTES_PER_NS = 20.0
 """What a rank reads or writes in its own memory, as stated."""
 
 
-@dataclass(frozen=True, slots=True)
-class BoxingStep:
-    """One change along an axis of the mesh; `sent_bytes` by each rank, in so many messages."""
-
-    axis: int
-    old: Sbp
-    new: Sbp
-    sent_bytes: float
-    messages: int
-    written_bytes: float = 0.0
-
-
 @lru_cache(maxsize=65_536)
 def cheapest_boxing(
     type_: TensorType, source: NdSbp, target: NdSbp, mesh: tuple[int, ...], wires: MeshLinks
-) -> tuple[float, tuple[BoxingStep, ...]]:
-    """Return the time in ns of the cheapest way between two layouts of a tensor, and its steps.
+) -> tuple[float, tuple[NdSbp, ...]]:
+    """Return the time in ns of the cheapest way between two layouts of a tensor, and the way.
 
-    There is always one: a tensor may be whole everywhere on the way.
+    That is the layouts after each step, of which the last one is the target. There is always one: a
+    tensor may be whole everywhere on the way.
     """
     # Dijkstra over layouts; steps cost more than 0, so the first time a layout is taken is final.
     best = {source: 0.0}
-    queue: list[tuple[float, int, NdSbp, tuple[BoxingStep, ...]]] = [(0.0, 0, source, ())]
+    queue: list[tuple[float, int, NdSbp, tuple[NdSbp, ...]]] = [(0.0, 0, source, ())]
     count = 0
     done: set[NdSbp] = set()
     while queue:
@@ -84,23 +72,25 @@ def cheapest_boxing(
         if words in done:
             continue
         done.add(words)
-        for step in _steps(type_, words, target, mesh):
+        for axis, new in _steps(type_, words, target, mesh):
             # `count` breaks ties in the order of finding, so that all ranks take the same way.
-            wire = wires[step.axis]
-            step_ns = wire.time_ns(step.sent_bytes, step.messages) + LAUNCH_NS
-            later = time + step_ns + step.written_bytes / WRITTEN_BYTES_PER_NS
-            after = (*words[: step.axis], step.new, *words[step.axis + 1 :])
+            size = _gathered_bytes(type_, words, axis, mesh)
+            sent_bytes, messages = _sent(size, words[axis], new, mesh[axis])
+            is_written = isinstance(new, Partial) and new.by is ReduceOp.SUM
+            later = time + (wires[axis].time_ns(sent_bytes, messages) + LAUNCH_NS)
+            later += size / WRITTEN_BYTES_PER_NS if is_written else 0.0
+            after = (*words[:axis], new, *words[axis + 1 :])
             if later < best.get(after, float("inf")):
                 best[after] = later
                 count += 1
-                heapq.heappush(queue, (later, count, after, (*steps, step)))
+                heapq.heappush(queue, (later, count, after, (*steps, after)))
     raise InternalError(f"{type_} as {format_sbp(source)} cannot become {format_sbp(target)}")
 
 
 def _steps(
     type_: TensorType, words: NdSbp, target: NdSbp, mesh: tuple[int, ...]
-) -> Iterator[BoxingStep]:
-    """Return the steps that a layout can take."""
+) -> Iterator[tuple[int, Sbp]]:
+    """Yield the steps that a layout can take: an axis of the mesh, and its new word."""
     for axis, old in enumerate(words):
         candidates: list[Sbp] = [BROADCAST, *map(Split, range(type_.rank))]
         aim = target[axis]
@@ -109,10 +99,7 @@ def _steps(
             candidates.append(aim)
         for new in candidates:
             if new != old and _may(type_, words, axis, new, mesh):
-                size = _gathered_bytes(type_, words, axis, mesh)
-                sent_bytes, messages = _sent(size, old, new, mesh[axis])
-                is_written = isinstance(new, Partial) and new.by is ReduceOp.SUM
-                yield BoxingStep(axis, old, new, sent_bytes, messages, size if is_written else 0.0)
+                yield axis, new
 
 
 def _may(type_: TensorType, words: NdSbp, axis: int, new: Sbp, mesh: tuple[int, ...]) -> bool:

@@ -1,9 +1,9 @@
 """The turns of collectives: which go together, and the ONE order in which all of them go.
 
 Each collective has a number from whoever emitted it, the same on every rank. From the graph of one
-rank, the first of the mesh, follows the `ScheduledCollective` of each of these numbers: its bucket,
-its place in the order, and when it is wanted. Those are attributes of the nodes from then on, which
-every pass leaves alone and lowering obeys, whatever a rank believes of durations. So ranks whose
+rank, the first of the mesh, follow the attributes of each of these numbers (`CommTurns`): its
+bucket, its place in the order, and when it is wanted. Nodes have them from then on; every pass
+leaves them alone and lowering obeys them, whatever a rank believes of durations. So ranks whose
 parts are uneven, and have other bytes, cut their buckets at the same places.
 
 - *late*: nothing of the batch waits for it, as for gradients. What is made one after the other goes
@@ -52,24 +52,12 @@ MAX_AHEAD = 32
 _MOVERS = (CAST, BROADCAST_TO, CONCAT, PAD, SLICE)
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledCollective:
-    """The place of a collective: its bucket, its own place in the order, when it is wanted.
-
-    `twin` are the two numbers of its twin once per step, where both rates need it.
-    """
-
-    bucket: int
-    order: int
-    when: str
-    twin: tuple[int, int] | None = None
-
-
 _TWIN = "twin"
-"""The attribute with the turn of a twin, until there is one."""
+"""The attribute with bucket and order of a twin once per step, until there is one."""
 
-CommTurns = Mapping[int, ScheduledCollective]
-"""The schedule, keyed by the number that a collective got when it was emitted."""
+CommTurns = Mapping[int, Mapping[str, AttrValue]]
+"""The schedule: by the number that a collective got when it was emitted, its attributes `bucket`,
+`order` and `when`, and `twin` where both rates need it."""
 
 LeastBytes = Mapping[str, float]
 """By the name of a group: what a bucket of it should hold at least; nothing where it is missing."""
@@ -117,11 +105,7 @@ def with_schedule(graph: Graph, turns: CommTurns) -> Graph:
     for node in graph.nodes:
         if is_comm.get(node.op):
             turn = turns[node.attrs.int_("order")]
-            turn_attrs: dict[str, AttrValue] = {"bucket": turn.bucket, "order": turn.order}
-            turn_attrs["when"] = turn.when
-            if turn.twin is not None:
-                turn_attrs[_TWIN] = turn.twin
-            node = replace(node, attrs=Attrs({**node.attrs, **turn_attrs}))
+            node = replace(node, attrs=Attrs({**node.attrs, **turn}))
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
 
@@ -243,15 +227,17 @@ class _TurnChoice:
         at = first[0] if first else len(buckets)
         both = [tuple([i for i in bucket.nodes if self.at_both[i]]) for bucket in buckets[:at]]
         twins = [replace(b, nodes=nodes) for b, nodes in zip(buckets, both, strict=False) if nodes]
-        turns: dict[int, ScheduledCollective] = {}
+        turns: dict[int, dict[str, AttrValue]] = {}
         order = 0
         for number, bucket in enumerate([*buckets[:at], *twins, *buckets[at:]]):
             # Numbers [at, at + len(twins)) are the twins', which stand before a step's buckets.
             is_twin = at <= number < at + len(twins)
             for index in bucket.nodes:
                 emitted = self.graph.nodes[index].attrs.int_("order")
-                turn = ScheduledCollective(number, order, bucket.when)
-                turns[emitted] = replace(turns[emitted], twin=(number, order)) if is_twin else turn
+                if is_twin:
+                    turns[emitted][_TWIN] = (number, order)
+                else:
+                    turns[emitted] = {"bucket": number, "order": order, "when": bucket.when}
                 order += 1
         return turns
 

@@ -1,7 +1,8 @@
 """Signatures of an op that is a program, from its program.
 
-The program is followed once for every axis of the tensor that it walks over, with a word in place
-of each value: what a rank knows of it that has a slice of that axis alone.
+The program is followed once for every axis of the tensor that it walks over, with an SBP word in
+place of each value: how it lies where that axis alone is split. `Split` names the axis of the
+walked tensor here; in the signature it is that of the operand or result.
 
     row_sum(x)          x split along the rows' columns    ->  partial: each rank has its own sum
     row_sum(x) * scale  partial times what all have        ->  partial still
@@ -19,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import combinations
 
 from compiler.contract.attrs import Attrs
@@ -29,6 +29,8 @@ from compiler.contract.sbp import (
     PARTIAL,
     PARTIAL_MAX,
     PARTIAL_MIN,
+    NdSbp,
+    Partial,
     ReduceOp,
     Sbp,
     Shape,
@@ -45,24 +47,8 @@ _MOST_SUBSETS = 4
 """Up to this many operands, every subset of partial ones is tried; beyond, single ones and all."""
 
 
-class ShardState(Enum):
-    """What a rank knows of a value: all of it, its slice, its share of a sum or of an extreme."""
-
-    ALL = "all"
-    SLICE = "slice"
-    SHARE = "share"
-    SHARE_OF_MAX = "share of max"
-    SHARE_OF_MIN = "share of min"
-
-    __hash__ = object.__hash__
-
-
-_SHARES = {
-    ShardState.SHARE: PARTIAL,
-    ShardState.SHARE_OF_MAX: PARTIAL_MAX,
-    ShardState.SHARE_OF_MIN: PARTIAL_MIN,
-}
-_EXTREMES = {"max": ShardState.SHARE_OF_MAX, "min": ShardState.SHARE_OF_MIN}
+_SHARES = (PARTIAL, PARTIAL_MAX, PARTIAL_MIN)
+_EXTREMES: dict[str, Sbp] = {"max": PARTIAL_MAX, "min": PARTIAL_MIN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +64,11 @@ class ProgramCall:
 class CandidateSignature:
     """A signature, and what the local form of it does on the way.
 
-    `axis` is the one of the walked tensor that is split, or -1. `whole` are pairs (instruction,
-    value): before that instruction of the program the value, a share until then, is made whole.
+    `whole` are triples (instruction, value, reduction): before that instruction of the program the
+    value, a share until then, is made whole.
     """
 
     signature: SbpSignature
-    axis: int
     whole: tuple[tuple[int, int, ReduceOp], ...] = ()
     reads_position: bool = False
 
@@ -148,37 +133,34 @@ def derived(op: Op, inputs: Types, outputs: Types, attrs: Attrs) -> tuple[Candid
     if call is None or 0 in call.frame.shape:
         return ()
     inputs = inputs[: len(call.frame.inputs)]
-    tried = [*_split_ways(call, inputs), *_partial_ways(call, inputs)]
     candidates: dict[SbpSignature, CandidateSignature] = {}
-    for axis, states in tried:
+    for axis, words in [*_split_ways(call), *_partial_ways(inputs)]:
         try:
-            way = _follow(call, axis, states)
+            way = _follow(call, axis, words)
         except _LostError:
             continue
-        words = _words(call, axis, way, inputs, outputs)
-        if words is not None:
-            candidates.setdefault(words.signature, words)
+        candidate = _candidate(call, axis, way, inputs, outputs)
+        candidates.setdefault(candidate.signature, candidate)
     return tuple(candidates.values())
 
 
-def _split_ways(call: ProgramCall, inputs: Types) -> Iterator[tuple[int, tuple[ShardState, ...]]]:
-    """Return, for each axis that can be split, what a rank knows of the operands."""
+def _split_ways(call: ProgramCall) -> Iterator[tuple[int, NdSbp]]:
+    """Yield each axis that can be split, and the words of the operands."""
     for axis, extent in enumerate(call.frame.shape):
         if extent > 1:
             has_axis = [_has(call.frame, aligned, axis) for aligned in call.frame.inputs]
             if any(has_axis):
-                yield axis, tuple([ShardState.SLICE if has else ShardState.ALL for has in has_axis])
+                yield axis, tuple([Split(axis) if has else BROADCAST for has in has_axis])
 
 
-def _partial_ways(call: ProgramCall, inputs: Types) -> Iterator[tuple[int, tuple[ShardState, ...]]]:
-    """Return choices of operands that are partial, all others being whole."""
+def _partial_ways(inputs: Types) -> Iterator[tuple[int, NdSbp]]:
+    """Yield -1, for no axis, and choices of operands that are partial, all others being whole."""
     may = [i for i, t in enumerate(inputs) if t.dtype.is_float or t.dtype in SIGNED]
     sizes = range(1, len(may) + 1) if len(may) <= _MOST_SUBSETS else (1, len(may))
     for share in _SHARES:
         for size in sizes:
             for subset in combinations(may, size):
-                states = [share if i in subset else ShardState.ALL for i in range(len(inputs))]
-                yield -1, tuple(states)
+                yield -1, tuple([share if i in subset else BROADCAST for i in range(len(inputs))])
 
 
 def _has(frame: IterationDomain, aligned: Shape, axis: int) -> bool:
@@ -189,114 +171,105 @@ def _has(frame: IterationDomain, aligned: Shape, axis: int) -> bool:
 
 @dataclass(slots=True)
 class _Way:
-    """What is known of the values of a program so far."""
+    """How the values of a program lie so far."""
 
-    states: list[ShardState]
+    words: list[Sbp]
     whole: list[tuple[int, int, ReduceOp]]
     reads_position: bool = False
 
 
-def _follow(call: ProgramCall, axis: int, states: Sequence[ShardState]) -> _Way:
+def _follow(call: ProgramCall, axis: int, inputs: NdSbp) -> _Way:
     """Follow a program. Raises _LostError."""
-    way = _Way([*states], [])
+    way = _Way([*inputs], [])
     for number, instruction in enumerate(call.program.instructions):
-        way.states.append(_result(call, axis, way, number, instruction))
+        way.words.append(_result(call, axis, way, number, instruction))
     return way
 
 
-def _result(
-    call: ProgramCall, axis: int, way: _Way, number: int, instruction: Instruction
-) -> ShardState:
+def _result(call: ProgramCall, axis: int, way: _Way, number: int, instruction: Instruction) -> Sbp:
     name, operands = instruction.op, instruction.operands
-    states = [way.states[v] for v in operands]
+    words = [way.words[v] for v in operands]
     if name in _REDUCTIONS:
-        return _reduced(call, axis, instruction, states[0])
+        return _reduced(call, axis, instruction, words[0])
     if name in ("column_index", "row_index"):
         return _position(call, axis, instruction, way)
     if name == "philox" and axis >= 0:
-        if {*states} != {ShardState.ALL} or len(operands) > 2:
+        if {*words} != {BROADCAST} or len(operands) > 2:
             raise _LostError  # that of a part already
         way.reads_position = True
-        return ShardState.SLICE
-    if any([s in _SHARES for s in states]):
-        state = _linear(call.program, instruction, states)
-        if state is not None:
-            return state
-    for position, value in enumerate(operands):
-        if states[position] in _SHARES:
+        return Split(axis)
+    if any([isinstance(word, Partial) for word in words]):
+        word = _linear(call.program, instruction, words)
+        if word is not None:
+            return word
+    for value in operands:
+        word = way.words[value]
+        if isinstance(word, Partial):
             if axis < 0:
                 raise _LostError  # it came partial
-            by = _SHARES[states[position]].by
             # From here on the value is whole for all later instructions, too.
-            if way.states[value] in _SHARES:
-                way.whole.append((number, value, by))
-            way.states[value] = states[position] = ShardState.ALL
-    return ShardState.SLICE if ShardState.SLICE in states else ShardState.ALL
+            way.whole.append((number, value, word.by))
+            way.words[value] = BROADCAST
+    return next((word for word in words if isinstance(word, Split)), BROADCAST)
 
 
 _REDUCTIONS = {
-    "row_sum": ShardState.SHARE,
-    "column_sum": ShardState.SHARE,
-    "row_max": ShardState.SHARE_OF_MAX,
-    "row_min": ShardState.SHARE_OF_MIN,
+    "row_sum": PARTIAL,
+    "column_sum": PARTIAL,
+    "row_max": PARTIAL_MAX,
+    "row_min": PARTIAL_MIN,
 }
 
 
-def _reduced(
-    call: ProgramCall, axis: int, instruction: Instruction, state: ShardState
-) -> ShardState:
-    """Return what a rank knows of a reduction of a FULL value."""
+def _reduced(call: ProgramCall, axis: int, instruction: Instruction, word: Sbp) -> Sbp:
+    """Return how a reduction of a FULL value lies."""
     name, is_row = instruction.op, axis < call.num_leading
-    if state in _SHARES:
-        if axis >= 0 or state is not _REDUCTIONS[name]:
+    if isinstance(word, Partial):
+        if axis >= 0 or word != _REDUCTIONS[name]:
             raise _LostError
-        return state
+        return word
     if axis < 0 or (name == "column_sum") is not is_row:
-        return state
+        return word
     # A value that all have is repeated along the axis: each rank adds up its own repetitions.
     return _REDUCTIONS[name]
 
 
-def _position(call: ProgramCall, axis: int, instruction: Instruction, way: _Way) -> ShardState:
-    """Return what a rank knows of the numbers of rows or columns."""
+def _position(call: ProgramCall, axis: int, instruction: Instruction, way: _Way) -> Sbp:
+    """Return how the numbers of rows or columns lie."""
     is_row = instruction.op == "row_index"
     if axis < 0 or is_row is not (axis < call.num_leading):
-        return ShardState.ALL
+        return BROADCAST
     way.reads_position = True
-    return ShardState.SLICE
+    return Split(axis)
 
 
-def _linear(
-    program: FusedProgram, instruction: Instruction, states: Sequence[ShardState]
-) -> ShardState | None:
-    """Return what a rank knows of a linear function of shares; None where it is none."""
+def _linear(program: FusedProgram, instruction: Instruction, words: Sequence[Sbp]) -> Sbp | None:
+    """Return how a linear function of shares lies; None where it is none."""
     name, operands = instruction.op, instruction.operands
     if name in ("max", "min") and operands[0] == operands[1]:
-        return states[0]  # a copy
+        return words[0]  # a copy
     if name == "cast":
         # Shares may be larger than their sum: rounded to fewer digits they would lose its own.
         target, source = instruction.dtype, program.dtype_of(operands[0])
         is_kept = target.is_float and (target.itemsize >= source.itemsize or not source.is_float)
-        return states[0] if is_kept else None
+        return words[0] if is_kept else None
     if name == "select":
         either = [
-            s for v, s in zip(operands[1:], states[1:], strict=True) if not _is_zero(program, v)
+            w for v, w in zip(operands[1:], words[1:], strict=True) if not _is_zero(program, v)
         ]
-        is_alike = states[0] is ShardState.ALL and len({*either}) == 1
-        is_zero = len(either) < 2 and either != [
-            ShardState.SHARE
-        ]  # a largest share is none beside 0
+        is_alike = words[0] == BROADCAST and len({*either}) == 1
+        is_zero = len(either) < 2 and either != [PARTIAL]  # a largest share is none beside 0
         return either[0] if is_alike and not is_zero else None
     if name in _EXTREMES:
-        return _EXTREMES[name] if {*states} <= {ShardState.ALL, _EXTREMES[name]} else None
+        return _EXTREMES[name] if {*words} <= {BROADCAST, _EXTREMES[name]} else None
     is_linear = {
-        "neg": states[:1] == [ShardState.SHARE],
-        "add": states == [ShardState.SHARE, ShardState.SHARE],
-        "sub": states == [ShardState.SHARE, ShardState.SHARE],
-        "mul": {*states} == {ShardState.SHARE, ShardState.ALL},
-        "div": states == [ShardState.SHARE, ShardState.ALL],
+        "neg": words[:1] == [PARTIAL],
+        "add": words == [PARTIAL, PARTIAL],
+        "sub": words == [PARTIAL, PARTIAL],
+        "mul": {*words} == {PARTIAL, BROADCAST},
+        "div": words == [PARTIAL, BROADCAST],
     }
-    return ShardState.SHARE if is_linear.get(name, False) else None
+    return PARTIAL if is_linear.get(name, False) else None
 
 
 def _is_zero(program: FusedProgram, value: int) -> bool:
@@ -306,33 +279,45 @@ def _is_zero(program: FusedProgram, value: int) -> bool:
     return maker is not None and maker.op == "constant" and maker.constants == (0,)
 
 
-def _words(
+def _candidate(
     call: ProgramCall, axis: int, way: _Way, inputs: Types, outputs: Types
-) -> CandidateSignature | None:
-    """Return the signature of a way; None where nothing is split or partial of what it makes."""
+) -> CandidateSignature:
+    """Return the signature of a way."""
     frame, program = call.frame, call.program
     ins = [
-        _word(way.states[i], frame, aligned, axis, t.shape)
+        _word(way.words[i], frame, aligned, axis, t.shape)
         for i, (aligned, t) in enumerate(zip(frame.inputs, inputs, strict=True))
     ]
     outs = [
-        _word(way.states[v], frame, aligned, axis, t.shape)
+        _word(way.words[v], frame, aligned, axis, t.shape)
         for v, aligned, t in zip(program.outputs, frame.outputs, outputs, strict=True)
     ]
     signature = SbpSignature(tuple(ins), tuple(outs))
-    return CandidateSignature(signature, axis, tuple(way.whole), way.reads_position)
+    return CandidateSignature(signature, tuple(way.whole), way.reads_position)
 
 
-def _word(
-    state: ShardState, frame: IterationDomain, aligned: Shape, axis: int, shape: Shape
-) -> Sbp:
+def _word(walked: Sbp, frame: IterationDomain, aligned: Shape, axis: int, shape: Shape) -> Sbp:
     """Return the word for an operand or result, whose axes of one element may have been added."""
-    if state in _SHARES:
-        return _SHARES[state]
+    if isinstance(walked, Partial):
+        return walked
     if axis < 0 or not _has(frame, aligned, axis):
         return BROADCAST
-    local_axis = axis - (len(frame.shape) - len(aligned))
     # Axes of one element may be missing in either shape, so that the others are counted.
-    place = len([n for n in aligned[:local_axis] if n != 1])
-    axes = [i for i, n in enumerate(shape) if n != 1]
-    return Split(axes[place])
+    place = _long_axes(aligned).index(axis - (len(frame.shape) - len(aligned)))
+    return Split(_long_axes(shape)[place])
+
+
+def walked_sbp(frame: IterationDomain, inputs: Types, signature: SbpSignature) -> Sbp:
+    """Return the word of the walked tensor: of its axis that a split operand of a call has."""
+    for aligned, type_, word in zip(frame.inputs, inputs, signature.inputs, strict=False):
+        if isinstance(word, Split):
+            place = _long_axes(type_.shape).index(word.axis)
+            axis = _long_axes(aligned)[place] + len(frame.shape) - len(aligned)
+            if _has(frame, aligned, axis):
+                return Split(axis)
+    return BROADCAST
+
+
+def _long_axes(shape: Shape) -> list[int]:
+    """Return the axes of more or less than one element."""
+    return [axis for axis, extent in enumerate(shape) if extent != 1]

@@ -35,6 +35,7 @@ from compiler.contract.sbp import (
     BROADCAST,
     PARTIAL,
     Broadcast,
+    Layout,
     NdSbp,
     Partial,
     ReduceOp,
@@ -42,13 +43,10 @@ from compiler.contract.sbp import (
     Shape,
     Split,
     local_shape,
-    local_slices,
-    parse_sbp,
     shard_range,
-    splits_of,
 )
 from compiler.contract.types import Phase, TensorType, ValueId
-from compiler.graph.columns import LocalCall, Part
+from compiler.graph.columns import LocalCall
 from compiler.graph.graph import UNSTAGED, Graph, GraphBuilder, Node, Output, Write
 from compiler.graph.registry import Op
 from compiler.ops.families.updates import ACCUMULATE, is_update
@@ -62,7 +60,7 @@ from compiler.ops.primitives.transfer import (
     REDUCE_SCATTER,
     STAGE,
 )
-from compiler.sbp.boxing import BoxingStep, cheapest_boxing
+from compiler.sbp.boxing import cheapest_boxing
 from compiler.sbp.collective_schedule import CommTurns, schedule_collectives, with_schedule
 from compiler.sbp.derive import CandidateSignature
 from compiler.sbp.infer import MeshAxis, SbpChoice, Speed, choose
@@ -83,9 +81,9 @@ class SbpAssignment:
         """Return how a value lies."""
         return tuple([choice.words[value] for choice in self.choices])
 
-    def signatures(self, node: int) -> list[tuple[int, CandidateSignature]]:
-        """Return the ways of a node, by the axes of the mesh."""
-        return [(axis, choice.signatures[node]) for axis, choice in enumerate(self.choices)]
+    def signatures(self, node: int) -> list[CandidateSignature]:
+        """Return the way of a node along each axis of the mesh."""
+        return [choice.signatures[node] for choice in self.choices]
 
 
 def turns_between(graph: Graph, layouts: SbpAssignment) -> CommTurns:
@@ -158,10 +156,7 @@ class _Rank:
 
     def _emit(self, index: int, node: Node) -> None:
         ways, types = self.layouts.signatures(index), self.graph.types
-        needs = [
-            tuple([way.signature.inputs[i] for _, way in ways]) for i in range(len(node.inputs))
-        ]
-        makes = [self.layouts.of(value) for value in node.outputs]
+        needs = [tuple([way.signature.inputs[i] for way in ways]) for i in range(len(node.inputs))]
         pairs = zip(node.inputs, needs, strict=True)
         inputs = [self._brought(v, words, (node.phase, node.stage)) for v, words in pairs]
         # The number in turn is the same on every rank, as all emit in the order of one graph.
@@ -172,21 +167,14 @@ class _Rank:
             tuple(inputs),
             tuple([types[v] for v in node.inputs]),
             tuple([types[v] for v in node.outputs]),
-            tuple([self._part(v, w) for v, w in zip(node.inputs, needs, strict=True)]),
-            tuple([self._part(v, w) for v, w in zip(node.outputs, makes, strict=True)]),
-            tuple([splits_of(words, self.layouts.mesh) for words in needs]),
-            tuple([splits_of(words, self.layouts.mesh) for words in makes]),
+            tuple([way.signature for way in ways]),
             self.layouts.mesh,
             self.coordinates,
             self._shared(),
         )
         outputs = emit_part(self.b, call, ways, self._made_whole)
-        for value, words, output in zip(node.outputs, makes, outputs, strict=True):
-            self.held[value, words, None] = output
-
-    def _part(self, value: ValueId, words: NdSbp) -> Part:
-        shape = self.graph.types[value].shape
-        return local_slices(shape, words, self.layouts.mesh.shape, self.coordinates)
+        for value, output in zip(node.outputs, outputs, strict=True):
+            self.held[value, self.layouts.of(value), None] = output
 
     def _brought(
         self, value: ValueId, words: NdSbp, reader: tuple[Phase | None, int] = (None, UNSTAGED)
@@ -199,15 +187,14 @@ class _Rank:
         current = self.held[value, layout, None]
         if words == layout:
             return current
-        steps = cheapest_boxing(type_, layout, words, layouts.mesh.shape, layouts.wires)[1]
+        way = cheapest_boxing(type_, layout, words, layouts.mesh.shape, layouts.wires)[1]
         held = self._held_for(value, maker, phase)
         with self.b.like_node(replace(maker, stage=stage), phase):
             # A step that another reader has asked for before is found in `held`.
-            for step in steps:
-                after = (*layout[: step.axis], step.new, *layout[step.axis + 1 :])
+            for after in way:
                 key = value, after, stage
                 if key not in held:
-                    held[key] = self._moved(current, type_, layout, step)
+                    held[key] = self._moved(current, type_, layout, after)
                     if maker.op is VARIABLE:
                         self.moved_bytes += type_.size_bytes
                         self.moved_until[value] = self.moved_bytes
@@ -232,41 +219,42 @@ class _Rank:
             self.is_kept[value] = since < self.graph.types[value].size_bytes
         return self.held if self.is_kept[value] else self.held_again
 
-    def _moved(self, value: ValueId, type_: TensorType, words: NdSbp, step: BoxingStep) -> ValueId:
-        """Emit one step of a value that lies in some way."""
-        mesh, b, old, new = self.layouts.mesh, self.b, step.old, step.new
-        parts, index = mesh.shape[step.axis], self.coordinates[step.axis]
+    def _moved(self, value: ValueId, type_: TensorType, before: NdSbp, after: NdSbp) -> ValueId:
+        """Emit one step of a value between layouts, whose words along one mesh axis differ."""
+        mesh, b = self.layouts.mesh, self.b
+        along = next(i for i, word in enumerate(before) if word != after[i])
+        old, new = before[along], after[along]
+        parts, index = mesh.shape[along], self.coordinates[along]
         # As all ranks along the axis have it together.
-        open_ = (*words[: step.axis], BROADCAST, *words[step.axis + 1 :])
+        open_ = (*before[:along], BROADCAST, *before[along + 1 :])
         shape = local_shape(type_.shape, open_, mesh.shape, self.coordinates)
         # A partial value meets as an all-reduce where all of it is wanted, else as a
         # reduce-scatter.
         if isinstance(old, Partial):
             if isinstance(new, Broadcast):
-                return self._made_whole(b, value, old.by, step.axis)
+                return self._made_whole(b, value, old.by, along)
             axis = _split_axis(new)
             rows = len(shard_range(shape[axis], parts, index))
             attrs = {"axis": axis, "rows": rows, "by": old.by.value}
-            return self._met(REDUCE_SCATTER, value, step.axis, attrs)
+            return self._met(REDUCE_SCATTER, value, along, attrs)
         if isinstance(new, Partial):
-            return self._share(value, old, new, shape, step.axis)
+            return self._share(value, old, new, shape, along)
         if isinstance(old, Broadcast):
             cut = _split_axis(new)
-            return own_rows(b, value, self._place(shape, cut, step.axis), cut)
+            return own_rows(b, value, self._place(shape, cut, along), cut)
         # Split to whole is an all-gather; split to another split is an all-to-all.
         rows = shape[old.axis]
         if isinstance(new, Broadcast):
-            return self._met(ALL_GATHER, value, step.axis, {"axis": old.axis, "rows": rows})
+            return self._met(ALL_GATHER, value, along, {"axis": old.axis, "rows": rows})
         to_rows = len(shard_range(shape[new.axis], parts, index))
         attrs = {"axis": old.axis, "rows": rows, "to_axis": new.axis, "to_rows": to_rows}
-        return self._met(ALL_TO_ALL, value, step.axis, attrs)
+        return self._met(ALL_TO_ALL, value, along, attrs)
 
     def _place(self, shape: Shape, cut: int, axis: int) -> ShardIndex:
         """Return a rank's rows of what those along an axis of the mesh have together."""
-        mesh, rows = self.layouts.mesh, [slice(0, extent) for extent in shape]
-        shard = shard_range(shape[cut], mesh.shape[axis], self.coordinates[axis])
-        rows[cut] = slice(shard.start, shard.stop)
-        return ShardIndex(shape, tuple(rows), ((mesh.names[axis], cut),), self._shared())
+        mesh = self.layouts.mesh
+        sbp = tuple([Split(cut) if i == axis else BROADCAST for i in range(len(mesh.shape))])
+        return ShardIndex(shape, sbp, mesh, self.coordinates, self._shared())
 
     def _shared(self) -> dict[object, ValueId]:
         """Return what nodes of the stage that is emitted to have in common."""
@@ -439,14 +427,14 @@ def with_variable_sbp_of(evaluation: Graph, training: Graph, mesh: Mesh, *, zero
     """
     flat = mesh.without(STAGE)
     fixed = {name: _given(training, flat, name, zero=zero) for name in flat.names}
-    words = {
-        n.attrs["name"]: tuple([(name, str(sbps[n.outputs[0]])) for name, sbps in fixed.items()])
+    layouts = {
+        n.attrs["name"]: tuple([(name, words[n.outputs[0]]) for name, words in fixed.items()])
         for n in training.nodes
         if n.op is VARIABLE
     }
     nodes = [
-        replace(node, attrs=Attrs({**node.attrs, "sbp": words[node.attrs["name"]]}))
-        if node.op is VARIABLE and node.attrs["name"] in words
+        replace(node, attrs=Attrs({**node.attrs, "sbp": layouts[node.attrs["name"]]}))
+        if node.op is VARIABLE and node.attrs["name"] in layouts
         else node
         for node in evaluation.nodes
     ]
@@ -475,9 +463,7 @@ def _given(graph: Graph, mesh: Mesh, name: str, *, zero: bool) -> dict[ValueId, 
 
 def _said(node: Node, name: str) -> Sbp | None:
     """Return the SBP word that the user's job states for a node along an axis, or None."""
-    pairs = cast("tuple[tuple[str, str], ...]", node.attrs.get("sbp", ()))
-    text = dict(pairs).get(name)
-    return None if text is None else parse_sbp(text)
+    return dict(cast("Layout", node.attrs.get("sbp", ()))).get(name)
 
 
 def _rows(graph: Graph, node: Node, name: str, parts: int) -> Sbp:

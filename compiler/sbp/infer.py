@@ -26,7 +26,6 @@ from compiler.contract.sbp import (
     Sbp,
     Split,
     local_shape,
-    shard_range,
 )
 from compiler.contract.types import Phase, TensorType, ValueId
 from compiler.graph.columns import local_attrs
@@ -35,7 +34,7 @@ from compiler.graph.registry import Types, cost, view
 from compiler.ops.primitives.sources import INPUT, VARIABLE
 from compiler.sbp.boxing import WRITTEN_BYTES_PER_NS, cheapest_boxing
 from compiler.sbp.collective_schedule import awaited_results
-from compiler.sbp.derive import CandidateSignature, call_of
+from compiler.sbp.derive import CandidateSignature, call_of, walked_sbp
 from compiler.sbp.local_form import candidate_signatures, is_possible
 
 __all__ = [
@@ -100,8 +99,8 @@ def _of_source(type_: TensorType, least: TensorType, word: Sbp, parts: int) -> s
     part = least.shape[word.axis]
     inner = f" ({part} where other axes of the mesh split it, too)" if part != rows else ""
     return (
-        f"it is {type_}, whose axis {word.axis} has extent {rows}{inner}, less than there are"
-        f" ranks; split a longer axis, lay it out whole (B), or take {max(part, 1)} along this one"
+        f"it is {type_}, whose axis {word.axis} has extent {rows}{inner}, fewer than the ranks;"
+        f" split a longer axis, keep it whole (B), or take {max(part, 1)} along this one"
     )
 
 
@@ -177,14 +176,11 @@ class SbpSearchProblem:
     own_ns: list[tuple[float, ...]] = field(default_factory=list)
     needs: dict[ValueId, Sbp] = field(default_factory=dict)
     bundled: frozenset[ValueId] = frozenset()
-    of_value: dict[tuple[ValueId, Sbp, Sbp], float] = field(default_factory=dict)
-    _moves: dict[tuple[TensorType, Sbp, Sbp, bool], float] = field(default_factory=dict)
+    _move_ns: dict[tuple[ValueId, Sbp, Sbp], float] = field(default_factory=dict)
 
     def move(self, value: ValueId, old: Sbp, new: Sbp) -> float:
         """Return the time that a value takes from one word to another."""
-        if old == new:
-            return 0.0
-        time_ns = self.of_value.get((value, old, new))
+        time_ns = self._move_ns.get((value, old, new))
         if time_ns is not None:
             return time_ns
         type_, axis = self.types[value], self.axis
@@ -192,13 +188,10 @@ class SbpSearchProblem:
         if min(rows, default=axis.parts) < axis.parts:
             # Who reads it so has it otherwise along the outer axes, too: its bytes are a guess.
             type_ = self.graph.types[value]
-        is_bundled = value in self.bundled
-        key = type_, old, new, is_bundled
-        if key not in self._moves:
-            wire = _shared(axis, type_) if is_bundled else axis.wire
-            self._moves[key] = cheapest_boxing(type_, (old,), (new,), (axis.parts,), (wire,))[0]
-        self.of_value[value, old, new] = self._moves[key]
-        return self._moves[key]
+        wire = _shared(axis, type_) if value in self.bundled else axis.wire
+        time_ns = cheapest_boxing(type_, (old,), (new,), (axis.parts,), (wire,))[0]
+        self._move_ns[value, old, new] = time_ns
+        return time_ns
 
 
 def _shared(axis: MeshAxis, type_: TensorType) -> MeshLink:
@@ -274,12 +267,11 @@ def _attrs_of_part(problem: SbpSearchProblem, index: int) -> Attrs:
     call = call_of(node.op, in_types, out_types, node.attrs)
     if call is None:
         return node.attrs
-    shape = list(call.frame.shape)
-    for parts, choice in problem.earlier:
-        axis = choice.signatures[index].axis
-        if axis >= 0:
-            shape[axis] = len(shard_range(shape[axis], parts, 0))
-    return local_attrs.get(node.op)(node.attrs, tuple(shape))
+    signatures = [choice.signatures[index].signature for _, choice in problem.earlier]
+    sbp = tuple([walked_sbp(call.frame, in_types, signature) for signature in signatures])
+    parts = [parts for parts, _ in problem.earlier]
+    shape = local_shape(call.frame.shape, sbp, parts, [0] * len(sbp))
+    return local_attrs.get(node.op)(node.attrs, shape)
 
 
 def part_type(
@@ -369,13 +361,17 @@ def choose(
 
 
 @dataclass(slots=True)
-class _NumberedWay:
-    """One way of a node, in numbers for words; `time` is what it takes of its own."""
+class _SearchedWay:
+    """One way of a node as the search reads it; `time` is what it takes of its own.
+
+    `inputs` are the words of all operands; `reads` each of them once, with the bit of its word;
+    `makes` the results, with the bits of all words in which a result is there then.
+    """
 
     time: float
-    inputs: tuple[int, ...]
-    reads: tuple[tuple[ValueId, int], ...]
-    makes: tuple[tuple[ValueId, int], ...]
+    inputs: tuple[Sbp, ...]
+    reads: tuple[tuple[ValueId, Sbp, int], ...]
+    makes: tuple[tuple[ValueId, Sbp, int], ...]
 
 
 _Trail = tuple["_Trail", int] | None
@@ -386,35 +382,32 @@ _Trail = tuple["_Trail", int] | None
 class _Draft:
     """A choice for the nodes so far.
 
-    `held` has, for each value that is still to be read, its word and a bit for every word that it
-    was brought into. `key` is that of all of these: two drafts with one key go on alike.
+    `held` has, for each value that is still to be read, its word and a bit (`_bit`) for every word
+    that it was brought into. `key` is that of all of these: two drafts with one key go on alike.
     """
 
     time: float
-    held: dict[ValueId, tuple[int, int]]
+    held: dict[ValueId, tuple[Sbp, int]]
     trail: _Trail
     key: int = 0
 
 
-# Words as small numbers, for sets in bits: a split of axis a is 5 + a.
-_NUMBERS: dict[Sbp, int] = {BROADCAST: 1, PARTIAL: 2, PARTIAL_MAX: 3, PARTIAL_MIN: 4}
+_FIRST_BITS = (BROADCAST, PARTIAL, PARTIAL_MAX, PARTIAL_MIN)
 
 
-def _number(word: Sbp) -> int:
-    return 5 + word.axis if isinstance(word, Split) else _NUMBERS[word]
-
-
-def _word(number: int) -> Sbp:
-    return Split(number - 5) if number >= 5 else [*_NUMBERS][number - 1]
+def _bit(word: Sbp) -> int:
+    """Return the set of one word; sets of words are joined by `|`."""
+    return 1 << (5 + word.axis if isinstance(word, Split) else 1 + _FIRST_BITS.index(word))
 
 
 # Increment and first multiplier of splitmix64.
 _SOME_PRIME, _OTHER_PRIME, _BITS = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, (1 << 64) - 1
 
 
-def _mixed(value: ValueId, word: int, seen: int) -> int:
+def _mixed(value: ValueId, word: Sbp, seen: int) -> int:
     """Return 64 bits for a value that lies in some ways, the same in every process."""
-    mixed = (((value + 1) * 128 + word) * _SOME_PRIME ^ seen * _OTHER_PRIME) & _BITS
+    number = _bit(word).bit_length() - 1
+    mixed = (((value + 1) * 128 + number) * _SOME_PRIME ^ seen * _OTHER_PRIME) & _BITS
     mixed = (mixed ^ mixed >> 29) * _OTHER_PRIME & _BITS
     return mixed ^ mixed >> 32
 
@@ -424,9 +417,8 @@ class _LayoutSearch:
 
     def __init__(self, problem: SbpSearchProblem) -> None:
         self.problem, self.nodes = problem, problem.graph.nodes
-        self.needs = {value: _number(word) for value, word in problem.needs.items()}
-        self._moves: dict[tuple[ValueId, int, int], float] = {}
-        self._keys: dict[tuple[ValueId, int, int], int] = {}
+        self.needs, self.move = problem.needs, problem.move
+        self._keys: dict[tuple[ValueId, Sbp, int], int] = {}
         self.rows = [
             [self._row(node, way, way_ns) for way, way_ns in zip(ways, own_ns, strict=True)]
             for node, ways, own_ns in zip(
@@ -438,23 +430,19 @@ class _LayoutSearch:
             for place, value in enumerate(node.inputs):
                 self.readers[value].append((index, place))
 
-    def _row(self, node: Node, way: CandidateSignature, own_ns: float) -> _NumberedWay:
-        inputs = tuple([_number(word) for word in way.signature.inputs])
-        outputs = [_number(word) for word in way.signature.outputs]
-        reads = tuple(dict.fromkeys(zip(node.inputs, inputs, strict=True)))
-        makes = tuple(zip(node.outputs, outputs, strict=True))
-        ends = [self.move(v, n, self.needs[v]) for v, n in makes if v in self.needs]
-        return _NumberedWay(own_ns + sum(ends), inputs, reads, makes)
+    def _row(self, node: Node, way: CandidateSignature, own_ns: float) -> _SearchedWay:
+        inputs = way.signature.inputs
+        needs, pairs = self.needs, list(zip(node.outputs, way.signature.outputs, strict=True))
+        reads = dict.fromkeys(zip(node.inputs, inputs, strict=True))
+        ends = [self.move(v, word, needs[v]) for v, word in pairs if v in needs]
+        return _SearchedWay(
+            own_ns + sum(ends),
+            inputs,
+            tuple([(v, word, _bit(word)) for v, word in reads]),
+            tuple([(v, word, _bit(word) | _bit(needs.get(v, word))) for v, word in pairs]),
+        )
 
-    def move(self, value: ValueId, old: int, new: int) -> float:
-        """Return the time that a value takes from one word to another."""
-        key = value, old, new
-        time = self._moves.get(key)
-        if time is None:
-            time = self._moves[key] = self.problem.move(value, _word(old), _word(new))
-        return time
-
-    def _key(self, value: ValueId, word: int, seen: int) -> int:
+    def _key(self, value: ValueId, word: Sbp, seen: int) -> int:
         key = value, word, seen
         mixed = self._keys.get(key)
         if mixed is None:
@@ -472,9 +460,9 @@ class _LayoutSearch:
                 held, time = draft.held, draft.time
                 for way, row in enumerate(rows):
                     later = time + row.time
-                    for value, word in row.reads:
+                    for value, word, bit in row.reads:
                         old, seen = held[value]
-                        if not seen >> word & 1:
+                        if not seen & bit:
                             later += self.move(value, old, word)
                     steps.append((later, number, way))
             # Cheapest first, so that `setdefault` keeps the cheapest draft of a key; indices break
@@ -497,24 +485,23 @@ class _LayoutSearch:
     def _after(
         self,
         draft: _Draft,
-        row: _NumberedWay,
+        row: _SearchedWay,
         step: tuple[float, int, int],
         last: list[int],
         index: int,
     ) -> _Draft:
         """Return a draft that has gone on by a way of the next node."""
         held, key = draft.held.copy(), draft.key
-        for value, word in row.reads:
+        for value, _, bit in row.reads:
             old, seen = held[value]
             # Zobrist hashing: to take an entry out and to put one in is one XOR each.
             key ^= self._key(value, old, seen)
-            held[value] = old, seen | 1 << word
-            key ^= self._key(value, old, seen | 1 << word)
-        for value, word in row.makes:
-            seen = 1 << word | (1 << self.needs[value] if value in self.needs else 0)
+            held[value] = old, seen | bit
+            key ^= self._key(value, old, seen | bit)
+        for value, word, seen in row.makes:
             held[value] = word, seen
             key ^= self._key(value, word, seen)
-        for value in {*[v for v, _ in row.reads], *[v for v, _ in row.makes]}:
+        for value in {v for v, _, _ in (*row.reads, *row.makes)}:
             if last[value] <= index:
                 key ^= self._key(value, *held.pop(value))
         return _Draft(step[0], held, (draft.trail, step[2]), key)
@@ -523,11 +510,11 @@ class _LayoutSearch:
         """Return the word of every value."""
         sbps: list[Sbp] = [BROADCAST] * len(self.readers)
         for index, way in enumerate(ways):
-            for value, word in self.rows[index][way].makes:
-                sbps[value] = _word(word)
+            for value, word, _ in self.rows[index][way].makes:
+                sbps[value] = word
         return tuple(sbps)
 
-    def _value_ns(self, ways: Sequence[int], value: ValueId, word: int) -> float:
+    def _value_ns(self, ways: Sequence[int], value: ValueId, word: Sbp) -> float:
         """Return the time of the conversions that the readers of a value need."""
         needs = {self.rows[i][ways[i]].inputs[place] for i, place in self.readers[value]}
         needs -= {word, self.needs.get(value, word)}
@@ -539,15 +526,12 @@ class _LayoutSearch:
         time = 0.0
         for index, way in enumerate(ways):
             row = self.rows[index][way]
-            time += row.time + sum([self._value_ns(ways, *output) for output in row.makes])
+            time += row.time + sum([self._value_ns(ways, v, word) for v, word, _ in row.makes])
         return time
 
     def improve(self, ways: list[int]) -> None:
         """Change the way of single nodes while that makes the whole cheaper."""
-        words = [0] * len(self.readers)
-        for index, way in enumerate(ways):
-            for value, word in self.rows[index][way].makes:
-                words[value] = word
+        words = [*self.words(ways)]
         for _ in range(_ROUNDS):
             is_changed = False
             for index, node in enumerate(self.nodes):
@@ -557,13 +541,13 @@ class _LayoutSearch:
                 for way, row in enumerate(self.rows[index]):
                     ways[index] = way
                     around = [self._value_ns(ways, value, words[value]) for value in operands]
-                    ahead = [self._value_ns(ways, *output) for output in row.makes]
+                    ahead = [self._value_ns(ways, v, word) for v, word, _ in row.makes]
                     times.append((row.time + sum(around) + sum(ahead), way))
                 # By more than rounding: ways of equal cost must not take turns.
                 if min(times)[0] < times[best][0] * (1 - 1e-12):
                     best, is_changed = min(times)[1], True
                 ways[index] = best
-                for value, word in self.rows[index][best].makes:
+                for value, word, _ in self.rows[index][best].makes:
                     words[value] = word
             if not is_changed:
                 return

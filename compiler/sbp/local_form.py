@@ -22,24 +22,20 @@ from compiler.contract.placement import Mesh
 from compiler.contract.program import Instruction
 from compiler.contract.sbp import (
     BROADCAST,
-    NdSbp,
     Partial,
     ReduceOp,
     Sbp,
     Shape,
     Split,
     local_shape,
-    local_slices,
 )
 from compiler.contract.types import DType, TensorType, ValueId
 from compiler.graph.columns import (
     LocalCall,
-    Part,
     SbpSignature,
     local_attrs,
     project,
     sbp_signatures,
-    shape_of,
     whole,
 )
 from compiler.graph.graph import GraphBuilder, Node
@@ -51,7 +47,7 @@ from compiler.ops.primitives.body import Body, add_operand, finish_body
 from compiler.ops.primitives.reduce import MAX, SUM
 from compiler.ops.primitives.shape import broadcast_value, reshape_to
 from compiler.ops.primitives.sources import CONSTANT, INPUT, scalar
-from compiler.sbp.derive import CandidateSignature, ProgramCall, call_of, derived
+from compiler.sbp.derive import CandidateSignature, ProgramCall, call_of, derived, walked_sbp
 from compiler.sbp.positions import ShardIndex, bits_of_part, kept_by, row_major_numbers
 
 EmitReduction = Callable[[GraphBuilder, ValueId, ReduceOp, int], ValueId]
@@ -62,7 +58,7 @@ def emit_local(
     b: GraphBuilder,
     call: LocalCall,
     whole: ProgramCall,
-    founds: Sequence[tuple[int, CandidateSignature]],
+    ways: Sequence[CandidateSignature],
     make_whole: EmitReduction,
 ) -> tuple[ValueId, ...]:
     """Emit what a rank does of a call of a program; return its outputs.
@@ -73,11 +69,11 @@ def emit_local(
         b: What to emit into.
         call: The node, and which parts of its operands the rank has.
         whole: The call on whole operands, as a program.
-        founds: The signature along each axis of the mesh, by the number of the axis.
+        ways: The signature along each axis of the mesh.
         make_whole: What emits collectives.
     """
-    local = _Local(b, call, whole, founds, make_whole)
-    if not any([candidate.whole or candidate.reads_position for _, candidate in founds]):
+    local = _Local(b, call, whole, ways, make_whole)
+    if not any([way.whole or way.reads_position for way in ways]):
         attrs = local_attrs.get(call.node.op)(call.node.attrs, local.shape)
         types = tuple([b.type_of(v) for v in call.inputs])
         outputs = infer_type.get(call.node.op)(types, attrs)
@@ -96,20 +92,18 @@ class _Local:
         b: GraphBuilder,
         call: LocalCall,
         whole: ProgramCall,
-        founds: Sequence[tuple[int, CandidateSignature]],
+        ways: Sequence[CandidateSignature],
         make_whole: EmitReduction,
     ) -> None:
         self.b, self.call, self.make_whole = b, whole, make_whole
         self.inputs = call.inputs
-        self.shapes = [shape_of(part) for part in call.output_parts]
+        self.shapes = [call.output_shape(index) for index in range(len(call.whole_outputs))]
         self.whole: dict[int, list[tuple[int, ReduceOp, int]]] = {}
-        for mesh_axis, candidate in founds:
-            for before, value, by in candidate.whole:
+        for mesh_axis, way in enumerate(ways):
+            for before, value, by in way.whole:
                 self.whole.setdefault(before, []).append((value, by, mesh_axis))
-        names = call.mesh.names
-        axes = [(names[axis], f.axis) for axis, f in founds if names]
-        splits = tuple([(name, axis) for name, axis in axes if axis >= 0])
-        self.place = ShardIndex(whole.frame.shape, _walked(call, whole), splits, call.shared)
+        sbp = [walked_sbp(whole.frame, call.whole_inputs, words) for words in call.signatures]
+        self.place = ShardIndex.of_call(call, whole.frame.shape, tuple(sbp))
         self.shape = self.place.own
         self.values: list[ValueId] = []
 
@@ -120,16 +114,13 @@ class _Local:
             self.values.append(reshape_to(self.b, operand, self._local(aligned)))
         for number, instruction in enumerate(program.instructions):
             for value, by, mesh_axis in self.whole.get(number, ()):
-                self.values[value] = self._whole(value, by, mesh_axis)
+                self.values[value] = self.make_whole(self.b, self.values[value], by, mesh_axis)
             is_wanted = needed[len(program.inputs) + number]
             self.values.append(self._made(instruction) if is_wanted else ValueId(-1))
         outputs = []
         for place, aligned, shape in zip(program.outputs, frame.outputs, self.shapes, strict=True):
             outputs.append(reshape_to(self.b, self._stretched(self.values[place], aligned), shape))
         return tuple(outputs)
-
-    def _whole(self, value: int, by: ReduceOp, mesh_axis: int) -> ValueId:
-        return self.make_whole(self.b, self.values[value], by, mesh_axis)
 
     def _stretched(self, value: ValueId, aligned: Shape) -> ValueId:
         """Return a value with the elements of an output, whose axes of one element may be fewer."""
@@ -221,24 +212,6 @@ def _read(instruction: Instruction) -> tuple[int, ...]:
     return operands[1:2] if is_same else operands
 
 
-def _walked(call: LocalCall, whole: ProgramCall) -> Part:
-    """Return which elements of the walked tensor are the rank's, from those of its operands."""
-    frame = whole.frame
-    slices = [slice(0, n) for n in frame.shape]
-    # An operand beyond those of the program, such as the flag of a skipped step, is walked nowhere.
-    operands = zip(frame.inputs, call.input_parts, call.whole_inputs, strict=False)
-    for aligned, part, type_ in operands:
-        # Axes of one element are left out on both sides: reshapes add and drop them freely.
-        axes = [(rows, n) for rows, n in zip(part, type_.shape, strict=True) if n != 1]
-        first = len(frame.shape) - len(aligned)
-        for axis, extent in enumerate(aligned, first):
-            if extent != 1:
-                (rows, _), *axes = axes
-                if extent == frame.shape[axis]:
-                    slices[axis] = rows
-    return tuple(slices)
-
-
 @lru_cache(maxsize=4096)
 def candidate_signatures(
     op: Op, inputs: Types, outputs: Types, attrs: Attrs, parts: int
@@ -248,10 +221,10 @@ def candidate_signatures(
     The first is that of whole operands. Of tensors that are split each rank has a row at least.
     """
     # First, for `_Following.settle` falls back to the first way.
-    ways = {whole(inputs, outputs): CandidateSignature(whole(inputs, outputs), -1)}
+    ways = {whole(inputs, outputs): CandidateSignature(whole(inputs, outputs))}
     if sbp_signatures.has(op):
         for signature in sbp_signatures.get(op)(inputs, outputs, attrs, parts):
-            ways.setdefault(signature, CandidateSignature(signature, -1))
+            ways.setdefault(signature, CandidateSignature(signature))
     for way in derived(op, inputs, outputs, attrs):
         completed = _completed(way, inputs)
         ways.setdefault(completed.signature, completed)
@@ -282,7 +255,7 @@ def is_possible(signature: SbpSignature, types: Types, parts: int) -> bool:
 def emit_part(
     b: GraphBuilder,
     call: LocalCall,
-    ways: Sequence[tuple[int, CandidateSignature]],
+    ways: Sequence[CandidateSignature],
     make_whole: EmitReduction,
 ) -> tuple[ValueId, ...]:
     """Emit what a rank does of a node, by the way chosen along each axis of the mesh.
@@ -290,7 +263,6 @@ def emit_part(
     Raises InternalError where that makes other types than those of the rank's parts.
     """
     node = call.node
-    call = replace(call, signatures=tuple([way.signature for _, way in ways]))
     if project.has(node.op):
         outputs = project.get(node.op)(b, call)
     else:
@@ -301,8 +273,7 @@ def emit_part(
             outputs = emit_local(b, call, whole_call, ways, make_whole)
     types = [b.type_of(value) for value in outputs]
     expected = [
-        TensorType(t.dtype, shape_of(part))
-        for t, part in zip(call.whole_outputs, call.output_parts, strict=True)
+        TensorType(t.dtype, call.output_shape(index)) for index, t in enumerate(call.whole_outputs)
     ]
     if types != expected:
         raise InternalError(
@@ -434,31 +405,24 @@ def local_body(
     graph, b = body.graph, GraphBuilder()
     value_of: dict[ValueId, ValueId] = {}
 
-    def words_of(value: ValueId) -> NdSbp:
-        return tuple([layout.words[value] for layout in layouts])
-
-    def part_of_value(value: ValueId) -> tuple[slice, ...]:
-        shape = graph.types[value].shape
-        return local_slices(shape, words_of(value), mesh.shape, coordinates)
-
     for index, node in enumerate(graph.nodes):
         with b.like_node(node):
             if node.op is INPUT:
                 (value,) = node.outputs
                 type_ = graph.types[value]
-                shape = local_shape(type_.shape, words_of(value), mesh.shape, coordinates)
+                sbp = tuple([layout.words[value] for layout in layouts])
+                shape = local_shape(type_.shape, sbp, mesh.shape, coordinates)
                 value_of[value] = add_operand(b, TensorType(type_.dtype, shape))
                 continue
-            ways = [(axis, way) for axis, x in enumerate(layouts) if (way := x.signatures[index])]
+            ways = [way for layout in layouts if (way := layout.signatures[index])]
             call = LocalCall(
                 node,
                 tuple([value_of[v] for v in node.inputs]),
                 tuple([graph.types[v] for v in node.inputs]),
                 tuple([graph.types[v] for v in node.outputs]),
-                tuple([part_of_value(v) for v in node.inputs]),
-                tuple([part_of_value(v) for v in node.outputs]),
-                mesh=mesh,
-                coordinates=tuple(coordinates),
+                tuple([way.signature for way in ways]),
+                mesh,
+                tuple(coordinates),
             )
             value_of.update(zip(node.outputs, emit_part(b, call, ways, _meets_nobody), strict=True))
     return finish_body(b, [value_of[v] for v in body.results])

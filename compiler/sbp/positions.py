@@ -9,22 +9,30 @@ the graph, which would tell ranks apart that compute alike, but a variable: of t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from compiler.contract.attrs import Attrs
-from compiler.contract.sbp import BROADCAST, PARTIAL, Shape, Split, Splits
+from compiler.contract.placement import Mesh
+from compiler.contract.sbp import (
+    BROADCAST,
+    PARTIAL,
+    NdSbp,
+    Shape,
+    Split,
+    local_shape,
+    local_slices,
+    splits_of,
+)
 from compiler.contract.types import DType, ValueId
 from compiler.graph.columns import (
     LocalCall,
-    Part,
     SbpSignature,
     by_axes,
     linear_in,
     project,
     sbp_signatures,
-    shape_of,
 )
 from compiler.graph.graph import GraphBuilder
 from compiler.graph.registry import Types
@@ -47,34 +55,40 @@ from compiler.ops.primitives.sources import (
 
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
-    """A part of a tensor: the extents of the whole, the rank's slices, and what splits which axis.
+    """A rank's part of a tensor: the extents of the whole, how it lies, and which rank it is.
 
-    Where nothing says what splits an axis, its numbers are constants.
+    The numbers of an axis that is whole are constants.
     """
 
     shape: Shape
-    part: Part
-    splits: Splits = ()
+    sbp: NdSbp
+    mesh: Mesh
+    coordinates: tuple[int, ...]
     shared: dict[object, ValueId] = field(default_factory=dict, compare=False)
 
     @staticmethod
     def of_output(call: LocalCall, index: int = 0) -> ShardIndex:
         """Return the place of what a rank makes of a node's result."""
-        splits = call.output_splits[index] if call.output_splits else ()
-        whole = call.whole_outputs[index].shape
-        return ShardIndex(whole, call.output_parts[index], splits, call.shared)
+        return ShardIndex.of_call(call, call.whole_outputs[index].shape, call.output_sbp(index))
 
     @staticmethod
     def of_input(call: LocalCall, index: int = 0) -> ShardIndex:
         """Return the place of what a rank has of a node's operand."""
-        splits = call.input_splits[index] if call.input_splits else ()
-        whole = call.whole_inputs[index].shape
-        return ShardIndex(whole, call.input_parts[index], splits, call.shared)
+        return ShardIndex.of_call(call, call.whole_inputs[index].shape, call.input_sbp(index))
+
+    @staticmethod
+    def of_call(call: LocalCall, shape: Shape, sbp: NdSbp) -> ShardIndex:
+        """Return the place of what a call's rank has of a tensor that lies in some way."""
+        return ShardIndex(shape, sbp, call.mesh, call.coordinates, call.shared)
 
     @property
     def own(self) -> Shape:
         """The extents of the part."""
-        return shape_of(self.part)
+        return local_shape(self.shape, self.sbp, self.mesh.shape, self.coordinates)
+
+    def rows(self, axis: int) -> slice:
+        """Return which rows of an axis of the whole are the part's."""
+        return local_slices(self.shape, self.sbp, self.mesh.shape, self.coordinates)[axis]
 
     @property
     def is_whole(self) -> bool:
@@ -90,21 +104,18 @@ class ShardIndex:
     def without_last(self) -> ShardIndex:
         """Return the part of a tensor without its last axis, which has one element."""
         last = len(self.shape) - 1
-        splits = tuple([pair for pair in self.splits if pair[1] != last])
-        return ShardIndex(self.shape[:last], self.part[:last], splits, self.shared)
+        return replace(self.widened(last), shape=self.shape[:last])
 
     def widened(self, axis: int) -> ShardIndex:
         """Return the part with all of an axis."""
-        part = list(self.part)
-        part[axis] = slice(0, self.shape[axis])
-        splits = tuple([pair for pair in self.splits if pair[1] != axis])
-        return ShardIndex(self.shape, tuple(part), splits, self.shared)
+        sbp = tuple([BROADCAST if word == Split(axis) else word for word in self.sbp])
+        return replace(self, sbp=sbp)
 
 
 def global_indices(b: GraphBuilder, place: ShardIndex, axis: int) -> ValueId:
     """Emit the numbers, in the whole, of the part's rows along an axis: an int64 [rows]."""
-    extent, rows = place.shape[axis], place.part[axis]
-    names = tuple([name for name, cut in place.splits if cut == axis])
+    extent, rows = place.shape[axis], place.rows(axis)
+    names = tuple([name for name, cut in splits_of(place.sbp, place.mesh) if cut == axis])
     key = (NUMBERS, extent, rows.start, rows.stop, names)
     if key not in place.shared:
         if names:
@@ -136,8 +147,7 @@ def first_numbers(b: GraphBuilder, place: ShardIndex) -> ValueId:
     An int64: a number where the elements of the part follow each other, else of the part's shape
     but for its last axis.
     """
-    places = tuple([(rows.start, rows.stop) for rows in place.part])
-    key = ("first", place.shape, places, place.splits)
+    key = ("first", place.shape, place.sbp)
     if key not in place.shared:
         place.shared[key] = _first_numbers(b, place)
     return place.shared[key]
@@ -185,27 +195,23 @@ def _first_numbers(b: GraphBuilder, place: ShardIndex) -> ValueId:
 
 def own_rows(b: GraphBuilder, value: ValueId, place: ShardIndex, axis: int) -> ValueId:
     """Emit the rank's rows of a value that all have; `place` is where they are along an axis."""
-    shape, rows = place.shape, place.part[axis]
-    if math.prod(shape[:axis]) == 1 and place.splits:
+    shape, rows = place.shape, place.rows(axis)
+    if math.prod(shape[:axis]) == 1:
         table = reshape_to(b, value, (shape[axis], math.prod(shape[axis + 1 :])))
         gathered = b.emit_one(EMBEDDING, table, global_indices(b, place, axis))
         return reshape_to(b, gathered, place.own)
     # Inside of other axes a slice by numbers would copy element by element: where it is, is said.
     starts = [rows.start if other == axis else 0 for other in range(len(shape))]
+    stops = [rows.stop if other == axis else extent for other, extent in enumerate(shape)]
     steps = (1,) * len(shape)
-    return b.emit_one(SLICE, value, starts=tuple(starts), stops=_stops(place, axis), steps=steps)
-
-
-def _stops(place: ShardIndex, axis: int) -> Shape:
-    stops = [n if other != axis else place.part[axis].stop for other, n in enumerate(place.shape)]
-    return tuple(stops)
+    return b.emit_one(SLICE, value, starts=tuple(starts), stops=tuple(stops), steps=steps)
 
 
 def pad_to_global(b: GraphBuilder, value: ValueId, place: ShardIndex, axis: int) -> ValueId:
     """Emit a tensor that has the rank's rows where they are along an axis, and zeros elsewhere."""
-    shape, rows = place.shape, place.part[axis]
+    shape, rows = place.shape, place.rows(axis)
     inner = math.prod(shape[axis + 1 :])
-    if math.prod(shape[:axis]) == 1 and place.splits and b.type_of(value).dtype.is_float:
+    if math.prod(shape[:axis]) == 1 and b.type_of(value).dtype.is_float:
         flat = reshape_to(b, value, (place.own[axis], inner))
         numbers = global_indices(b, place, axis)
         padded = b.emit_one(EMBEDDING_GRAD, flat, numbers, rows=shape[axis])
@@ -314,7 +320,7 @@ def bits_of_part(
     # A kernel counts along rows, which have one element here: so whole rows are drawn.
     last = len(shape) - 1
     wide = bits_of_part(b, state, key, place.widened(last))
-    rows, steps = place.part[last], (1,) * len(shape)
+    rows, steps = place.rows(last), (1,) * len(shape)
     starts, stops = (*[0] * last, rows.start), (*shape[:last], rows.stop)
     return b.emit_one(SLICE, wide, starts=starts, stops=stops, steps=steps)
 

@@ -174,9 +174,9 @@ def _check_used(graph: Graph, found: tuple[int, ...], num_stages: int) -> None:
         nodes = zip(graph.nodes, found, strict=True)
         last = [node for node, at in nodes if at >= 0 and node.phase is Phase.FORWARD]
         raise CompileError(
-            f"{(last or graph.nodes)[-1].source}: the mesh's axis {STAGE!r} has {num_stages} ranks,"
-            f" and nothing of the job is on stage {', '.join(idle)}; say what is, as by"
-            f" with af.stage({idle[0]}):"
+            f"{(last or graph.nodes)[-1].source}: the mesh's axis {STAGE!r} has {num_stages}"
+            f" ranks, and the job has no op on stage {', '.join(idle)}; assign some with"
+            f" af.stage({idle[0]}):"
         )
 
 
@@ -240,8 +240,9 @@ class _Stages:
                 first = self.pinned_by.get(maker, source)
                 raise CompileError(
                     f"{node.source}: {source.attrs['role']!s} {source.attrs['name']!r} is read on"
-                    f" stage {stage}, and on stage {self.stage[maker]} ({first.source}); it lies on"
-                    " one rank: read it on one stage, and hand on what is made of it"
+                    f" stage {stage}, and on stage {self.stage[maker]} ({first.source}); it is"
+                    " stored on one rank: read it on one stage, and pass on what is computed"
+                    " from it"
                 )
 
     def _pin(self, index: int, own: int, reader: Node | None) -> None:
@@ -514,9 +515,10 @@ def _reach(
         is_late = reader > at and source.phase is not Phase.FORWARD
         if is_late or (per_step[maker] and not per_batch[maker]):
             raise CompileError(
-                f"{node.source}: {node.op} on stage {reader} reads what {source.op} makes on stage"
-                f" {at} ({source.source}) when the batch has gone back already; stages hand on what"
-                " the forward pass makes upwards, and gradients downwards"
+                f"{node.source}: {node.op} on stage {reader} reads the result of {source.op} on"
+                f" stage {at} ({source.source}) after the backward pass has left this stage; the"
+                " forward pass sends values to later stages, and the backward pass sends"
+                " gradients to earlier ones"
             )
         if reader > at:
             highest[value] = max(highest.get(value, reader), reader)

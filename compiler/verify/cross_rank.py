@@ -28,9 +28,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 
+from compiler.contract.collective import RECEIVE, SEND, Collective
 from compiler.contract.errors import CompileError, InternalError
 from compiler.contract.plan import Plan
-from compiler.contract.rank_plans import RECEIVE, SEND, CollectiveGroup, CollectiveOp, RankPlans
+from compiler.contract.rank_plans import CollectiveGroup, RankPlans
 from compiler.contract.types import RegisterId
 from compiler.graph.target import in_words
 from compiler.verify.verify import edges_of
@@ -79,7 +80,9 @@ def fallback_hint(plan: Plan) -> str:
     """Return the end of a sentence: the options that ask for collectives and may be left out."""
     options = dict(plan.options)
     words = [word for name, (none, word) in _WITHOUT.items() if options.get(name, none) != none]
-    return f"; until it is mended, try it without one of {', '.join(words)}" if words else ""
+    return (
+        f"; until the bug is fixed, try the job without one of {', '.join(words)}" if words else ""
+    )
 
 
 def _check_options(ranks: RankPlans) -> None:
@@ -171,7 +174,7 @@ def check_one_order(ranks: RankPlans, in_turn: Sequence[Sequence[CollectiveGroup
     if stuck:
         rows = _circle(before, stuck)
         texts = [
-            f"rank {ranks.class_of.index(number)} comes to {first.moves[0]} before {then.moves[0]}"
+            f"rank {ranks.class_of.index(number)} runs {first.moves[0]} before {then.moves[0]}"
             for number, first, then in rows[:6]
         ]
         raise CompileError(
@@ -246,8 +249,8 @@ def verify_ranks(ranks: RankPlans) -> JointReport:
         return verify_cross_rank(ranks)
     except CompileError as error:
         raise InternalError(
-            f"{error}. All ranks have the same job and options, so the script is not at fault"
-            f"{fallback_hint(ranks.plans[0])}"
+            f"{error}. All ranks have the same job and options, so the script is"
+            f" correct{fallback_hint(ranks.plans[0])}"
         ) from error
 
 
@@ -338,29 +341,30 @@ def _check_same(
         comer, absent = ((first, ours), rank) if ours is not None else ((rank, theirs), first)
         move = comer[1].moves[0] if comer[1] is not None else ""
         raise CompileError(
-            f"rank {comer[0]} comes to {move} as {at}, where rank {absent} comes to no more"
+            f"rank {comer[0]} runs {move} as {at}, and rank {absent} has no further one"
         )
     for mine, yours in zip_longest(ours.moves, theirs.moves):
         if mine is None or yours is None or (mine.op, mine.order) != (yours.op, yours.order):
             texts = [str(m) if m is not None else "nothing more" for m in (yours, mine)]
             raise CompileError(
-                f"rank {rank} comes to {texts[0]} where rank {first} comes to {texts[1]}, as {at}"
+                f"rank {rank} runs {texts[0]} where rank {first} runs {texts[1]}, as {at}"
             )
         if _words(mine) != _words(yours):
             raise CompileError(
-                f"rank {rank} comes to {yours} with {_words(yours)}, and rank {first} with"
+                f"rank {rank} runs {yours} with {_words(yours)}, and rank {first} with"
                 f" {_words(mine)}"
             )
 
 
-def _words(move: CollectiveOp) -> str:
+def _words(move: Collective) -> str:
     """Return the properties of a collective that must be equal on all its ranks."""
     by = f" by {move.by}" if move.by else ""
-    axes = f" along axis {' and '.join(map(str, move.axes))}" if move.axes else ""
+    cuts = " and ".join([str(axis) for axis, _, _ in move.parts])
+    axes = f" along axis {cuts}" if cuts else ""
     return f"{move.whole}{by}{axes} over {move.group_size} ranks"
 
 
-def _check_parts(members: Sequence[int], moves: Sequence[CollectiveOp]) -> None:
+def _check_parts(members: Sequence[int], moves: Sequence[Collective]) -> None:
     """Check that their parts add up to the whole."""
     first = moves[0]
     for (axis, whole, _), *peers in zip(first.parts, *[move.parts for move in moves], strict=True):
@@ -397,7 +401,7 @@ def _check_peer(
 ) -> None:
     (rank, place), move = own, meeting.moves[0]
     if peer == rank:
-        raise CompileError(f"rank {rank} would come to {move} with itself")
+        raise CompileError(f"rank {rank} would run {move} with itself")
     for theirs in ranks.meetings[ranks.class_of[peer]]:
         if (theirs.place, theirs.group, theirs.peer) != (meeting.place, meeting.group, place):
             continue
@@ -406,11 +410,11 @@ def _check_peer(
         if turned == ends[1]:
             return
         raise CompileError(
-            f"rank {rank} comes to {move} with {move.whole} where rank {peer} comes to"
-            f" {theirs.moves[0]} with {theirs.moves[0].whole}"
+            f"rank {rank} runs {move} with {move.whole} where rank {peer} runs {theirs.moves[0]}"
+            f" with {theirs.moves[0].whole}"
         )
     verb = "receives" if move.op == SEND else "sends"
-    raise CompileError(f"rank {rank} comes to {move} with rank {peer}, which {verb} nothing there")
+    raise CompileError(f"rank {rank} runs {move} with rank {peer}, which {verb} nothing there")
 
 
 _Key = tuple[str, frozenset[int], tuple[int, int]]
@@ -501,9 +505,8 @@ class _JointGame:
         deadlock = play_period(len(self.names), self.edges, repetitions)
         if deadlock is not None:
             raise CompileError(
-                f"the ranks wait for each other for ever: {'; '.join(self._waits(deadlock))}. The"
-                " plans of some ranks do their collectives in another order, or a register lacks a"
-                f" slot"
+                f"the ranks deadlock: {'; '.join(self._waits(deadlock))}. The plans of some ranks"
+                " have their collectives in another order, or a register lacks a slot"
             )
 
     def _waits(self, deadlock: Deadlock) -> Iterator[str]:

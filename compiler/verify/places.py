@@ -397,7 +397,8 @@ class LoopCarriedCount:
             return (firing + is_after) * (num_writes // num_reads)
         raise self._error(
             read,
-            f"{firing} is one of {num_reads} in a period, which has {num_writes} of the writer's",
+            f"{firing} is one of {num_reads} of the reader in a period, which has {num_writes} of"
+            " the writer",
         )
 
     def _check_between(
@@ -412,8 +413,8 @@ class LoopCarriedCount:
                 name = self._plan.actors[other.writer].name
                 raise self._error(
                     read,
-                    f"{firing} comes after {one[0]} firings of it and {two[0]} of {name!r}, which"
-                    " are not of the same step",
+                    f"{firing} follows {one[0]} firings of it and {two[0]} of {name!r}, which"
+                    " belong to different steps",
                 )
 
     def _error(self, read: LoopCarriedRead, problem: str) -> InternalError:
@@ -422,6 +423,6 @@ class LoopCarriedCount:
         launch = actor.launches[read.launch]
         return InternalError(
             f"launch {read.launch} ({launch.op}, {plan.sources[launch.source]}) of {actor.name!r}"
-            f" reads {plan.registers[read.register].name!r} as it is {read.when.value} what"
-            f" {plan.actors[read.writer].name!r} writes: firing {problem}"
+            f" reads {plan.registers[read.register].name!r} {read.when.value} the writes of"
+            f" {plan.actors[read.writer].name!r}: firing {problem}"
         )

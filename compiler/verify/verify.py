@@ -351,7 +351,9 @@ def _check_accounts(plan: Plan) -> None:
     for index, stated in enumerate(plan.memory):
         if account(plan, index, stated.lower_bound_bytes, stated.text) != stated:
             device = plan.arenas[index].device
-            raise InternalError(f"the account of {device} is not what its registers add up to")
+            raise InternalError(
+                f"the memory account of {device} differs from the sum of its registers"
+            )
 
 
 def _accessed_intervals(plan: Plan) -> dict[RegisterId, tuple[int, int]]:

@@ -519,7 +519,7 @@ class _Play:
                 raise self._error(
                     plan.actors[actor],
                     index,
-                    f"reads {self._named(view)} as it is {when.value} what it has yet to write",
+                    f"reads {self._named(view)} {when.value} writes that follow in its own chain",
                 )
 
     def _stale(self, actor: Actor, index: int, view: int, version: int) -> InternalError:

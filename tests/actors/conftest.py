@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from actors.device.host import HostDevice
+from actors.kernels.common.kernel import KernelNeeds, KernelPlan
 from actors.loop.load import load
 from actors.machine.errors import SourceExhausted
 from actors.machine.machine import Machine
@@ -139,6 +140,9 @@ class FakeKernel:
     def __init__(self, body=lambda inputs, outputs: None):
         self.body = body
         self.bound = []
+
+    def plan(self, attrs, inputs, outputs):
+        return KernelPlan(KernelNeeds(), partial(self.bind, attrs))
 
     def bind(self, attrs, inputs, outputs, workspace):
         self.bound.append((dict(attrs), inputs, outputs, workspace))

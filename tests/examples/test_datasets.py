@@ -4,6 +4,7 @@ import struct
 import datasets
 import numpy as np
 import pytest
+from error_texts import raises
 
 
 def test_digits_are_the_same_for_a_seed_and_others_for_another():
@@ -74,11 +75,11 @@ def test_fashion_mnist_is_read_packed_or_not(tmp_path, split, begin, is_packed):
 
 
 def test_who_has_no_fashion_mnist_is_told_how_to_get_it(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"Debian's package dataset-fashion-mnist.*folder"):
+    with raises(FileNotFoundError):
         datasets.fashion_mnist(tmp_path)
 
 
 def test_a_file_that_is_no_idx_file_is_named(tmp_path):
     (tmp_path / "train-images-idx3-ubyte").write_bytes(b"<html>")
-    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte is no idx file.*<html|<htm"):
+    with raises(ValueError):
         datasets.fashion_mnist(tmp_path)

@@ -86,12 +86,14 @@ def test_a_model_within_a_budget_trains_to_the_same_bits(name):
     assert_same(fit(name, memory_budget=budget), freely(name))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", CURVES)
 def test_a_model_that_is_resumed_has_the_bits_of_one_that_was_not(name, tmp_path):
     fit(name, steps=1, checkpoint=tmp_path)
     assert_same(fit(name, checkpoint=tmp_path), freely(name))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", CURVES)
 def test_a_step_of_the_same_batch_twice_is_a_step_of_that_batch(name):
     twice, once = fit(name, steps=1, times=2, accumulate=2), fit(name, steps=1)

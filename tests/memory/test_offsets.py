@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from error_texts import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -283,12 +284,12 @@ def test_stretches_that_no_buffer_crosses_share_their_addresses():
 
 
 def test_sizes_that_overflow_when_rounded_up_are_refused():
-    with pytest.raises(ValueError, match=r"2\^61"):
+    with raises(ValueError):
         plan_offsets([0] * 4, [1] * 4, [1] * 4, alignment=1 << 60)
 
 
 def test_an_alignment_below_one_is_refused():
-    with pytest.raises(ValueError, match="alignment of at least 1 byte, got 0"):
+    with raises(ValueError):
         plan_offsets([0], [1], [1], alignment=0)
 
 

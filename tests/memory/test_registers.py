@@ -2,10 +2,10 @@ from fractions import Fraction
 from math import gcd
 
 import pytest
+from error_texts import raises
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from memory import registers
 from memory.registers import (
     Deadlock,
     RateEdge,
@@ -111,26 +111,14 @@ def test_components_are_scaled_on_their_own():
 
 
 def test_a_rates_error_names_the_edge_and_both_rates():
-    with pytest.raises(RatesError) as caught:
+    with raises(RatesError) as caught:
         repetition_vector(2, [edge(0, 1, 1, 1), edge(0, 1, 3, 2)])
-    assert str(caught.value) == (
-        "edge 1 (actor 0 -> actor 1) produces 3 and consumes 2 tokens per firing: that is 3/2 "
-        "firings of actor 1 per firing of actor 0, but the other edges demand 1; "
-        "change a rate on one of them"
-    )
     assert caught.value.edge == 1
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (edge(0, 2), "edge 0 names actor 2, but there are 2"),
-        (edge(-1, 0), "edge 0 names actor -1"),
-        (edge(0, 1, 0, 1), "edge 0 has rates 0:1; both must be at least 1"),
-    ],
-)
-def test_an_edge_that_is_not_one_is_refused(bad, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("bad", [edge(0, 2), edge(-1, 0), edge(0, 1, 0, 1)])
+def test_an_edge_that_is_not_one_is_refused(bad):
+    with raises(ValueError):
         repetition_vector(2, [bad])
 
 
@@ -222,15 +210,11 @@ def test_a_register_is_free_only_when_all_its_consumers_have_freed_it():
 
 
 @pytest.mark.parametrize(
-    ("edges", "repetitions", "message"),
-    [
-        ([edge(0, 1, num_slots=1, initial=2)], (1, 1), "edge 0 starts with 2 tokens in 1 slots"),
-        ([edge(0, 1)], (2, 1), "edge 0 produces 2 and consumes 1 tokens in a period"),
-        ([], (1,), "expected 2 repetitions, got 1"),
-    ],
+    ("edges", "repetitions"),
+    [([edge(0, 1, num_slots=1, initial=2)], (1, 1)), ([edge(0, 1)], (2, 1)), ([], (1,))],
 )
-def test_a_game_that_cannot_be_played_is_refused(edges, repetitions, message):
-    with pytest.raises(ValueError, match=message):
+def test_a_game_that_cannot_be_played_is_refused(edges, repetitions):
+    with raises(ValueError):
         play_period(2, edges, repetitions)
 
 
@@ -255,9 +239,7 @@ def test_rounds_played_at_once_end_where_single_firings_do(graph):
     num_actors, edges = graph
     repetitions = repetition_vector(num_actors, edges)
     left = play_naively(num_actors, edges, repetitions)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registers, "LONG_PERIOD", 0)
-        deadlock = play_period(num_actors, edges, repetitions)
+    deadlock = play_period(num_actors, edges, repetitions, long_period=0)
     stuck = [actor for actor in range(num_actors) if left[actor]]
     assert [wait.actor for wait in deadlock.waits] == stuck if deadlock else stuck == []
 

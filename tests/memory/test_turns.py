@@ -2,11 +2,9 @@
 
 from math import gcd
 
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from memory import registers
 from memory.registers import RateEdge, RatesError, find_forced_order, play_period, repetition_vector
 
 
@@ -102,9 +100,7 @@ def test_rounds_played_at_once_find_what_single_firings_do(graph):
     assume(play_period(num_actors + 1, edges, repetitions) is None)
     actors = [0, num_actors]
     found = find_forced_order(num_actors + 1, edges, repetitions, actors)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registers, "LONG_PERIOD", 0)
-        assert find_forced_order(num_actors + 1, edges, repetitions, actors) == found
+    assert find_forced_order(num_actors + 1, edges, repetitions, actors, long_period=0) == found
 
 
 def test_a_chain_with_a_way_back_holds_its_actors_in_turn():

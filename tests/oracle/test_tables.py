@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 from oracle import Case, floats, seeded
 
 import actorflow as af
@@ -107,25 +108,22 @@ def test_values_and_gradients_are_torchs(case, dtype, agrees):
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    "call",
     [
-        (lambda x, i: af.embedding(x, i), "integers first and then the weight.*exchange them"),
-        (lambda x, i: af.embedding_bag(x, i), "integers first and then the weight.*exchange them"),
-        (lambda x, i: af.embedding(i, x, 4), "padding_idx is 4, and the weight has 3 rows"),
-        (lambda x, i: af.embedding_bag(i, x, mode="min"), "knows sum, mean and max, got 'min'"),
-        (lambda x, i: af.embedding_bag(i, x, i[0]), r"or \[n\] with offsets; got .* with offsets"),
-        (lambda x, i: af.embedding_bag(i[0], x), "got .* without offsets"),
-        (
-            lambda x, i: af.embedding_bag(i, x, per_sample_weights=x),
-            "per_sample_weights are for mode='sum' and of the shape",
-        ),
-        (lambda x, i: af.bilinear(x, x, x), r"bilinear expects \[..., in1\] and \[..., in2\]"),
+        lambda x, i: af.embedding(x, i),
+        lambda x, i: af.embedding_bag(x, i),
+        lambda x, i: af.embedding(i, x, 4),
+        lambda x, i: af.embedding_bag(i, x, mode="min"),
+        lambda x, i: af.embedding_bag(i, x, i[0]),
+        lambda x, i: af.embedding_bag(i[0], x),
+        lambda x, i: af.embedding_bag(i, x, per_sample_weights=x),
+        lambda x, i: af.bilinear(x, x, x),
     ],
 )
-def test_what_does_not_fit_is_an_error_on_the_users_line(call, words):
+def test_what_does_not_fit_is_an_error_on_the_users_line(call):
     job = af.job(train=False)(lambda model, batch: call(batch.x, batch.i))
     given = {"x": np.ones((3, 4), np.float32), "i": np.zeros((2, 2), np.int64)}
-    with pytest.raises(af.CompileError, match=f"test_tables.*{words}"):
+    with raises(af.CompileError):
         job.step(nn.Module(), given)
 
 

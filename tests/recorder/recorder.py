@@ -24,9 +24,11 @@ _written: set[str] = set()
 
 def install(run, patch):
     """Have all runs written down, as long as the patch lasts; `run` is their class."""
-    begin, save, whole = run.__init__, run._save, run.whole_variables
+    from actorflow.run.run_ports import RunPorts
 
-    def opened(self, plan, source, options):
+    begin, save, whole = run.__init__, RunPorts._save, run.whole_variables
+
+    def opened(self, plan, run_spec, context, values):
         def heard(what, listener):
             def listen(step, values):
                 _write(plan, what, step, values)
@@ -34,12 +36,13 @@ def install(run, patch):
 
             return listen
 
-        evaluation = options.evaluation
+        evaluation = run_spec.evaluation
         if evaluation is not None:
             tell = heard("evaluated", evaluation.on_result)
             evaluation = replace(evaluation, on_result=tell)
-        on_step = heard("step", options.on_step)
-        begin(self, plan, source, replace(options, on_step=on_step, evaluation=evaluation))
+        on_step = heard("step", run_spec.on_step)
+        run_spec = replace(run_spec, on_step=on_step, evaluation=evaluation)
+        begin(self, plan, run_spec, context, values)
 
     def saved(self, step, arrays):
         _write(self.plan, "saved", step, arrays)
@@ -51,8 +54,9 @@ def install(run, patch):
             _write(self.plan, "left", int(variables.get("step", 0)), variables)
         return variables
 
-    for name, method in (("__init__", opened), ("_save", saved), ("whole_variables", left)):
-        patch.setattr(run, name, method)
+    patch.setattr(run, "__init__", opened)
+    patch.setattr(RunPorts, "_save", saved)
+    patch.setattr(run, "whole_variables", left)
 
 
 def _write(plan, what, step, values):

@@ -98,8 +98,9 @@ class ActedRank:
 class Play:
     """All ranks of a job with their agreement; `moves` are what can happen next."""
 
-    def __init__(self, scripts, *, copies=1):
-        self.agreement = CoordinatorState(len(scripts))
+    def __init__(self, scripts, *, copies=1, window_steps=WINDOW_STEPS):
+        self.agreement = CoordinatorState(len(scripts), window_steps)
+        self.window_steps = window_steps
         self.ranks = [ActedRank(n, tuple(script)) for n, script in enumerate(scripts)]
         self.copies = copies
         for rank in self.ranks:
@@ -149,7 +150,7 @@ class Play:
         training = [r for r in self.ranks if r.trains]
         if len(training) == len(self.ranks) and len({r.run for r in training}) == 1:
             least = min(r.finished for r in training)
-            assert max(r.begun for r in training) <= least + WINDOW_STEPS
+            assert max(r.begun for r in training) <= least + self.window_steps
 
     def _next(self, rank):
         """Return what a rank can do now, or None."""

@@ -27,7 +27,10 @@ def _extras(more, shape, p, key, numbered):
 
 
 def attention(q, k, v, *more, scale, causal, p=0.0, key=0, numbered=False):
-    """Return outputs and the logarithms of the sums of exponentials, -inf where none is seen."""
+    """Return outputs, and the logarithms of the sums of exponentials and what those lack: nothing.
+
+    The logarithm is -inf where none is seen.
+    """
     shape = (*q.shape[:-1], k.shape[-2])
     mask, kept = _extras(more, shape, p, key, numbered)
     scores = _scores(q, k, mask, scale, causal)
@@ -35,13 +38,14 @@ def attention(q, k, v, *more, scale, causal, p=0.0, key=0, numbered=False):
     e = np.exp(scores - most)
     total = e.sum(-1, keepdims=True)
     weights = e / np.where(total == 0, 1, total)
-    return (kept * weights) @ v, (np.log(total) + most)[..., 0]
+    logs = (np.log(total) + most)[..., 0]
+    return (kept * weights) @ v, logs, np.zeros_like(logs)
 
 
-def attention_grad(dy, q, k, v, y, lse, *more, scale, causal, p=0.0, key=0, numbered=False):
-    """Return dq, dk and dv, as if y and lse were the results."""
+def attention_grad(dy, q, k, v, y, lse, tail, *more, scale, causal, p=0.0, key=0, numbered=False):
+    """Return dq, dk and dv, as if y, lse and tail were the results."""
     mask, kept = _extras(more, (*q.shape[:-1], k.shape[-2]), p, key, numbered)
-    weights = np.exp(_scores(q, k, mask, scale, causal) - lse[..., None])
+    weights = np.exp(_scores(q, k, mask, scale, causal) - (lse + tail)[..., None])
     pulled = kept * (dy @ v.swapaxes(-1, -2)) - (dy * y).sum(-1, keepdims=True)
     ds = scale * weights * pulled
     return ds @ k, ds.swapaxes(-1, -2) @ q, (kept * weights).swapaxes(-1, -2) @ dy

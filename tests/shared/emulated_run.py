@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from actors.device.cuda.memory import argument_block
-from actors.kernels.common.kernel import Operand
+from actors.kernels.common.kernel import Operand, require_plan
 from actors.kernels.cuda.calls import (
     AlternativeCalls,
     CopyBytes,
@@ -177,12 +177,11 @@ def emulated_run(
             tuple([Operand(p.view.type, 0, p.view.strides_bytes) for p in places])
             for places in (ins, outs)
         ]
-        needs = kernel.query(attrs, *operands)
-        assert needs is not None, f"{kernel.name} does not take the call"
+        plan = require_plan(kernel, attrs, *operands)
+        needs = plan.needs
         assert {*in_place} <= {*needs.in_place}
         scratch = Place(TensorType(DType.UINT8, (needs.workspace_bytes,)))
-        calls = kernel.bind(
-            attrs,
+        calls = plan.bind(
             tuple([p.view for p in ins]),
             tuple([p.view for p in outs]),
             scratch.view if needs.workspace_bytes else None,

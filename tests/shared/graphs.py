@@ -139,6 +139,7 @@ class HostCosts:
 
     message_ns, alignment, link, wide_values = 20_000.0, 64, None, WIDE_IN_CACHE
     epilogue_ops = ()
+    reduced_dtypes = None
 
     def max_merged_updates(self, num_full):
         return 1

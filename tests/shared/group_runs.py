@@ -8,13 +8,12 @@ from emulated_run import emulated_run
 from fused_programs import Builder, compare, interpret, operands, results_of  # noqa: F401
 from kernel_calls import run_typed
 
-from actors.kernels.cuda.fused import CudaFused
-from actors.kernels.cuda.kernel import gpu_named
+from actors.kernels.cuda.catalogue import kernels_by_name
 from actors.kernels.library import runtime
 from actors.kernels.native.emit import emit
-from actors.kernels.native.fused import FusedKernel
+from actors.kernels.native.fused import FUSED_KERNELS
 
-CUDA = CudaFused(gpu_named("h200"))
+CUDA = kernels_by_name("h200")["cuda.fused"]
 
 
 class OnHost:
@@ -22,7 +21,7 @@ class OnHost:
 
     def __init__(self, toolchain):
         self.toolchain = toolchain
-        self.query = CUDA.query
+        self.plan = CUDA.plan
 
     def run(self, attrs, dtypes, arrays, results, *, outputs=None, in_place=(), launches=None):
         strides = None if outputs is None else [out.strides for out in outputs]
@@ -55,7 +54,7 @@ def check(kernel, program, rows, columns, tolerance=3e-5, **options):
 
 def prepare(kernel, programs):
     """Build all in one start of the compiler."""
-    if isinstance(kernel, FusedKernel):
+    if kernel in FUSED_KERNELS:
         runtime.prepare([emit(program) for program in programs])
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
-from actors.kernels.common.kernel import Operand
+from actors.kernels.common.kernel import Operand, require_plan
+from actors.kernels.cuda.kernel import DeviceView
 from actors.kernels.host import catalogue
 from compiler.contract.types import DType, TensorType, numpy_dtype
 from compiler.fusion import fuse
@@ -95,13 +96,28 @@ def chosen(op, attrs, inputs, outputs, of=operand):
     return catalogue.kernels_by_name()[name], needs
 
 
+def needs_of(kernel, attrs, inputs, outputs):
+    """Return what a kernel needs for a call on operands; None where it does not take it."""
+    plan = kernel.plan(attrs, inputs, outputs)
+    return None if plan is None else plan.needs
+
+
+def bind_to(kernel, attrs, inputs, outputs, workspace):
+    """Bind a kernel to arrays, in which 16 bits are bfloat16, or to views on a device."""
+    operands = [
+        tuple([x.as_operand if isinstance(x, DeviceView) else low_operand(x) for x in places])
+        for places in (inputs, outputs)
+    ]
+    return require_plan(kernel, attrs, *operands).bind(tuple(inputs), tuple(outputs), workspace)
+
+
 def bind(op, attrs, inputs, outputs):
     """Choose and bind; returns (launch, needs, workspace)."""
     op, attrs, inputs = fused(op, attrs, inputs)
     kernel, needs = chosen(op, attrs, inputs, outputs)
     workspace = garbage(needs.workspace_bytes)[0] if needs.workspace_bytes else None
-    launch = kernel.bind(attrs, tuple(inputs), tuple(outputs), workspace)
-    return launch, needs, workspace
+    plan = kernel.plan(attrs, tuple(map(operand, inputs)), tuple(map(operand, outputs)))
+    return plan.bind(tuple(inputs), tuple(outputs), workspace), needs, workspace
 
 
 def spoiled(shape, dtype):
@@ -134,12 +150,11 @@ def bind_kernel(kernel, attrs, inputs, outputs, of=operand):
 
     The check is that no byte behind the scratch was written.
     """
-    needs = kernel.query(attrs, tuple(map(of, inputs)), tuple(map(of, outputs)))
-    assert needs is not None, f"{kernel.name} does not take the call"
+    plan = require_plan(kernel, attrs, tuple(map(of, inputs)), tuple(map(of, outputs)))
+    needs = plan.needs
     workspace, behind = garbage(needs.workspace_bytes)
-    bound = kernel.bind(
-        attrs, tuple(inputs), tuple(outputs), workspace if needs.workspace_bytes else None
-    )
+    scratch = workspace if needs.workspace_bytes else None
+    bound = plan.bind(tuple(inputs), tuple(outputs), scratch)
 
     def launch():
         workspace[:] = 0xFF
@@ -193,15 +208,16 @@ def run_typed(
     operands = before if in_place else arrays
     for out, index in in_place:
         outs[out] = operands[index]
-    needs = kernel.query(attrs, typed(dtypes, operands), typed([t.dtype for t in results], outs))
-    if needs is None:
+    plan = kernel.plan(attrs, typed(dtypes, operands), typed([t.dtype for t in results], outs))
+    if plan is None:
         raise Declined(f"{kernel.name} does not take the call")
+    needs = plan.needs
     assert {*in_place} <= {*needs.in_place}
     if between is not None:
         between()
     workspace, behind = garbage(needs.workspace_bytes)
     scratch = workspace if needs.workspace_bytes else None
-    launch = kernel.bind(attrs, tuple(operands), tuple(outs), scratch)
+    launch = plan.bind(tuple(operands), tuple(outs), scratch)
     for _ in range(1 if in_place else launches):
         workspace[:] = 0xFF
         launch()

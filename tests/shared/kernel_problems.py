@@ -140,17 +140,22 @@ def sums_of_rows(op, dtype, target):
     for number, (rows, columns, shape) in enumerate(_MANY):
         ids = _some_ids(rows, shape, number)
         formula = partial(scattered, rows=rows)
-        yield Problem(op, {"rows": rows}, (normal(*shape, columns), ids), formula, _of_terms(rows))
+        size = _of_terms(rows, dtype)
+        yield Problem(op, {"rows": rows}, (normal(*shape, columns), ids), formula, size)
 
     if target != "cuda" or dtype == "float32":
         many, ids = np.full((70_000, 2), 0.1), np.ones(70_000, np.int32)
         formula = partial(scattered, rows=2)
-        yield Problem(op, {"rows": 2}, (many, ids), formula, _of_terms(2))
+        yield Problem(op, {"rows": 2}, (many, ids), formula, _of_terms(2, dtype))
 
 
-def _of_terms(rows):
-    """Return what a sum may be off by in units of its own, with a little of its terms."""
-    return lambda dy, ids: abs(scattered(dy, ids, rows)) + 1e-8 * scattered(abs(dy), ids, rows)
+def _of_terms(rows, dtype):
+    """Return what a sum may be off by in units of its own, with a little of its terms.
+
+    All types are added up in double, whose roundings only double itself shows: n of 1e-16.
+    """
+    share = 1e-2 if dtype == "float64" else 1e-8
+    return lambda dy, ids: abs(scattered(dy, ids, rows)) + share * scattered(abs(dy), ids, rows)
 
 
 def updates_of_rows(op, dtype, target):
@@ -225,9 +230,9 @@ def attended(op, case, attrs, more=()):
     if op == "attention":
         return Problem(op, attrs, (q, k, v, *more), forward)
     with np.errstate(all="ignore"):
-        y, lse = forward(q, k, v, *more)
-    inputs = dy, q, k, v, y, np.maximum(lse, -3e38), *more
-    return Problem(op, attrs, inputs, backward, single=(5,))
+        y, lse, tail = forward(q, k, v, *more)
+    inputs = dy, q, k, v, y, np.maximum(lse, -3e38), tail, *more
+    return Problem(op, attrs, inputs, backward, single=(5, 6))
 
 
 def attentions(op, dtype, target):

@@ -37,7 +37,7 @@ class Target:
 
     def __init__(self, name: str, toolchain: Any = None) -> None:
         self.name, self.toolchain = name, toolchain
-        kernels = cuda.kernels_of(GPU) if name == "cuda" else host.HOST_KERNELS
+        kernels = cuda.kernels_by_name(GPU).values() if name == "cuda" else host.HOST_KERNELS
         self.all = {k.name: k for k in kernels if k.name.startswith("numpy.") == (name == "numpy")}
 
     def kernels(self, op: str) -> list:
@@ -82,7 +82,7 @@ class Target:
             return made
         operands = [tuple(map(operand, xs, ts)) for xs, ts in (
             (arrays, dtypes), (empty, [t.dtype for t in results]))]  # fmt: skip
-        if kernel.query(attrs, *operands) is None:
+        if kernel.plan(attrs, *operands) is None:
             raise Declined(kernel.name)
         is_apart = other and not kernel.name.startswith(("cudnn.", "cuda.flash_"))
         found = emulated_run(

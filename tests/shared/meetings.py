@@ -2,14 +2,20 @@
 
 import numpy as np
 
-from actors.machine.protocol import CollectiveCall
+from compiler.contract.collective import Collective, LaunchSite
 from compiler.contract.types import DType, TensorType, numpy_dtype
 
 
 def call(op, given, left, order=0, actor="all_reduce", where="model.py:1", stream=0, **attrs):
-    """Return the call of a collective along "data", if not told otherwise."""
+    """Return a collective along "data", if not told otherwise."""
     attrs = {"group": "data", "order": order, **attrs}
-    return CollectiveCall(op, attrs, (given,), (left,), actor, stream, where)
+    return Collective.of(op, attrs, (given,), (left,), site(where, actor, stream))
+
+
+def site(where, actor="all_reduce", stream=0):
+    """Return where a launch stands; `where` is "label at line"."""
+    label, _, line = where.rpartition(" at ")
+    return LaunchSite(actor, stream, "w", label, line)
 
 
 def parts(extent, count):

@@ -24,3 +24,7 @@ def batch_norm(x, mean, rstd, weight, bias):
     """The statistics are those of x, and follow it."""
     mean, rstd = statistics(x, mean.shape)
     return (x - mean) * rstd * weight + bias
+
+
+def batch_norm_grad(dy, x, mean, slope, shift, scale):
+    return (dy - ((x - mean) * slope + shift)) * scale

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from attention_formulas import attention
 from loss_formulas import bce_of_logits, losses, picked_losses, soft_losses, weighted_losses
-from norm_formulas import batch_norm, layer_norm, rms_norm, statistics
+from norm_formulas import batch_norm, batch_norm_grad, layer_norm, rms_norm, statistics
 from random_formulas import dropout, dropout_of_part, random_numbers
 from update_formulas import (
     RESCALE,
@@ -474,6 +474,13 @@ ROWS_OF_OPS = (
         row(
             "batch_norm", batch_norm, CUBE, *statistics(CUBE, (1, wide, 1)),
             normal(1, wide, 1), normal(1, wide, 1, seed=1),
+        )
+        for wide in (3, 1)
+    ],
+    *[
+        row(
+            "batch_norm_grad", batch_norm_grad, CUBE, np.flip(CUBE),
+            *[normal(1, wide, 1, seed=seed) for seed in range(4)],
         )
         for wide in (3, 1)
     ],

@@ -144,7 +144,7 @@ def what_is_left(mark: str, temporary: Path, shared: set[str]) -> tuple[str, ...
     `mark` is in the environment of its processes, `shared` what was in /dev/shm before it.
     """
     leftovers = [f"temporary {name}" for name in sorted(os.listdir(temporary))]
-    leftovers += [f"shm {name}" for name in sorted(set(os.listdir("/dev/shm")) - shared)]
+    leftovers += [f"shm {name}" for name in abandoned(set(os.listdir("/dev/shm")) - shared)]
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with suppress(OSError):
@@ -152,3 +152,26 @@ def what_is_left(mark: str, temporary: Path, shared: set[str]) -> tuple[str, ...
                     leftovers.append("process " + Path(f"/proc/{entry}/cmdline").read_text())
                     os.kill(int(entry), signal.SIGKILL)
     return tuple(leftovers)
+
+
+def abandoned(names: set[str]) -> list[str]:
+    """Return which files of /dev/shm no process maps: others belong to tests that run beside this.
+
+    Files are compared by inode: a semaphore is mapped before it has its name.
+    """
+    inodes = {}
+    for name in names:
+        with suppress(OSError):  # its owner has just removed it
+            inodes[name] = os.stat(f"/dev/shm/{name}").st_ino
+    mapped = set()
+    for entry in os.listdir("/proc") if inodes else ():
+        if entry.isdigit():
+            with suppress(OSError):
+                for line in Path(f"/proc/{entry}/maps").read_text().splitlines():
+                    if "/dev/shm/" in line:
+                        mapped.add(int(line.split()[4]))
+    return sorted(
+        name
+        for name, inode in inodes.items()
+        if inode not in mapped and os.path.exists(f"/dev/shm/{name}")
+    )

@@ -14,7 +14,7 @@ import numpy as np
 
 from actors.collectives.shared_memory import SharedMemory
 from actors.kernels.library.runtime import find_toolchain
-from actors.machine.protocol import CollectiveCall
+from compiler.contract.collective import Collective, LaunchSite
 from compiler.contract.errors import PeerFailed
 from compiler.contract.placement import Mesh
 from compiler.contract.types import DType, TensorType
@@ -37,8 +37,9 @@ def main(rank, count, size, deadline_s, cache):
     type_ = TensorType(DType.FLOAT32, (int(size),))
     array = communicator.allocate(type_.size_bytes, 64).view(np.float32)
     attrs = {"group": "data", "order": 0, "num_ranks": int(count), "by": "sum"}
-    call = CollectiveCall("all_reduce", attrs, (type_,), (type_,), "a", 0, "model.py:1")
-    meet = communicator.bind(call, (array,), (array,))
+    site = LaunchSite("a", 0, "w", "", "model.py:1")
+    summed = Collective.of("all_reduce", attrs, (type_,), (type_,), site)
+    meet = communicator.bind(summed, (array,), (array,))
     communicator.ready()
     say("ready", os.getpid())
     for line in sys.stdin:

@@ -6,10 +6,12 @@ What CUDA forbids during a capture it refuses, and what is captured happens when
 import ctypes
 import threading
 from collections import Counter
+from functools import partial
 
 import numpy as np
 
 from actors.device.cuda.driver import CudaError, DeviceProperties
+from actors.kernels.common.kernel import KernelPlan
 from actors.kernels.cuda.calls import KernelText, RunKernel
 from actors.kernels.cuda.kernel import DeviceView
 from compiler.contract.types import numpy_dtype
@@ -217,8 +219,12 @@ class HostedKernel:
     def __init__(self, kernel):
         self._kernel = kernel
 
-    def bind(self, attrs, inputs, outputs, workspace):
+    def plan(self, attrs, inputs, outputs):
+        plan = self._kernel.plan(attrs, inputs, outputs)
+        return plan and KernelPlan(plan.needs, partial(self._bind, plan))
+
+    def _bind(self, plan, inputs, outputs, workspace):
         arrays = [tuple([array_on(view) for view in views]) for views in (inputs, outputs)]
         scratch = None if workspace is None else array_on(workspace)
-        launch = self._kernel.bind(attrs, *arrays, scratch)
+        launch = plan.bind(*arrays, scratch)
         return (kernel_call(lambda words: launch()),)

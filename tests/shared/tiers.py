@@ -51,29 +51,49 @@ def split(items: Iterable) -> tuple[list, list]:
         place, mark = places.get(item, {}), item.get_closest_marker("thinned")
         is_left_out = (
             item.get_closest_marker("slow") is not None
-            or any(place.get(name, 0) > 0 for name in SEEDS)
+            or any(place.get((name,), 0) > 0 for name in SEEDS)
             # Diagonals: each value is met as long as another parameter has n values.
-            or (mark is not None and sum(place.values()) % mark.args[0] != 0)
+            or (mark is not None and sum([place[g] for g in _groups(item)]) % mark.args[0] != 0)
         )
         (left_out if is_left_out else run).append(item)
     return run, left_out
 
 
-def _places(family: list) -> Iterator[tuple[object, dict[str, int]]]:
-    """Yield the tests of a function with the place of each parameter's value among its values.
+def _groups(item) -> list[tuple[str, ...]]:
+    """Return the parameters of a test, those of one `parametrize` together: their values are rows.
+
+    An item without parameters has none.
+    """
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    groups = []
+    for mark in item.iter_markers("parametrize") if params else ():
+        names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        names = names.split(",") if isinstance(names, str) else names
+        groups.append(tuple([name.strip() for name in names]))
+    rows = {name for group in groups for name in group}
+    return [*groups, *[(name,) for name in params if name not in rows]]
+
+
+def _places(family: list) -> Iterator[tuple[object, dict[tuple[str, ...], int]]]:
+    """Yield the tests of a function with the place of each row of parameters, and of each value.
 
     pytest numbers the values of a parameter by the first test that has them, or all tests; the
     order is the same.
     """
-    first: dict[str, dict[int, int]] = defaultdict(dict)
+    first: dict[tuple[str, ...], dict[tuple[int, ...], int]] = defaultdict(dict)
+    keys = {*_groups(family[0]), *[(name,) for name in family[0].callspec.params]}
     for item in family:
-        for name, value in item.callspec.params.items():
-            numbers, index = first[name], item.callspec.indices[name]
-            numbers[id(value)] = min(index, numbers.get(id(value), index))
-    order = {name: sorted(numbers.values()) for name, numbers in first.items()}
+        for names in keys:
+            numbers, row = first[names], _row(item, names)
+            index = max([item.callspec.indices[name] for name in names])
+            numbers[row] = min(index, numbers.get(row, index))
+    order = {names: sorted(numbers.values()) for names, numbers in first.items()}
     for item in family:
-        params = item.callspec.params
-        yield item, {name: order[name].index(first[name][id(params[name])]) for name in params}
+        yield item, {n: order[n].index(first[n][_row(item, n)]) for n in keys}
+
+
+def _row(item, names: tuple[str, ...]) -> tuple[int, ...]:
+    return tuple([id(item.callspec.params[name]) for name in names])
 
 
 def longest_first(files: Iterable[str], seconds: Mapping[str, float]) -> list[str]:

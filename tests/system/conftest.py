@@ -10,6 +10,8 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
+from actorflow.compile.targets import HostTarget
+from compiler.contract.placement import MeshLink
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -171,3 +173,15 @@ def computed():
         return {name: np.asarray(y) for name, y in job.step(nn.Module(), batch).items()}
 
     return run
+
+
+@pytest.fixture
+def many_chains(monkeypatch):
+    """Plan as if threads met at once, so that small models are cut into many chains."""
+    monkeypatch.setattr(HostTarget, "message_ns", 100.0)
+
+
+@pytest.fixture
+def many_buckets(monkeypatch):
+    """Plan as if messages between ranks took no time, so that small gradients are many buckets."""
+    monkeypatch.setattr(MeshLink, "least_bytes", lambda link, parts: 0.0)

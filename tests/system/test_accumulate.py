@@ -5,11 +5,11 @@ import signal
 
 import numpy as np
 import pytest
+from error_texts import raises
 from jobs import assert_same, rows_of_fit
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile.targets import HostTarget
 from actorflow.tensor.initial_values import initial_values
 
 OPTIMIZERS = {
@@ -177,10 +177,8 @@ class Killed(BaseException):
 @pytest.mark.parametrize("cut", [1, 2, 4])
 @pytest.mark.parametrize("options", [{}, {"streams": 2}], ids=str)
 def test_a_run_that_is_killed_at_any_step_resumes_bit_by_bit(
-    mlp, classification, classify, tmp_path, cut, options, monkeypatch
+    mlp, classification, classify, tmp_path, cut, options, many_chains
 ):
-    monkeypatch.setattr(HostTarget, "message_ns", 100.0)  # so that a tiny model has several chains
-
     def job():
         return classify(accumulate=3, **options)
 
@@ -297,15 +295,11 @@ def test_a_signal_in_the_middle_of_a_step_finishes_the_step(tmp_path, new_thread
     assert rows == whole[stopped:]
 
 
-@pytest.mark.parametrize(
-    ("given", "came"),
-    [([], "0"), (2, "2"), (4, "4"), ("dict", "dict")],
-)
-def test_a_step_wants_as_many_batches_as_it_accumulates(mlp, classification, classify, given, came):
+@pytest.mark.parametrize("given", [[], 2, 4, "dict"])
+def test_a_step_wants_as_many_batches_as_it_accumulates(mlp, classification, classify, given):
     data = classification()
     batch = next(data) if given == "dict" else batches_of(data, given or 0)
-    message = rf"a step accumulates 3 batches, so give a list of 3; got {came}$"
-    with pytest.raises(af.CompileError, match=message):
+    with raises(af.CompileError):
         classify(accumulate=3).step(mlp(), batch)
 
 
@@ -314,34 +308,30 @@ def test_a_step_wants_as_many_batches_as_it_accumulates(mlp, classification, cla
 def test_counts_that_are_no_positive_integers_are_an_error_with_the_users_line(
     classify, name, count
 ):
-    message = (
-        rf"conftest\.py:\d+: {name} of job 'train' must be an integer of 1 or more, and at most"
-    )
-    with pytest.raises(af.CompileError, match=message):
+    with raises(af.CompileError):
         classify(**{name: count})
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"accumulate": 1025}, "accumulate of job 'train'.*at most 1,024, got 1025"),
-        ({"accumulate": 64, "metrics_every": 32}, "job 'train' would keep.*= 2,048 batches"),
-        ({"streams": 65}, "streams of job 'train'.*at most 64, got 65"),
-        ({"max_plans": 0}, "max_plans of job 'train'.*got 0"),
-        ({"seed": -1}, "seed of job 'train' must be an integer of 0 or more.*got -1"),
-        ({"seed": "a"}, "seed of job 'train'.*got 'a'"),
-        ({"seed": 1 << 63}, "seed of job 'train'.*at most 9,223,372,036,854,775,807, got"),
-        ({"optimizer": 3}, r"optimizer of job 'train' must be one, such as.*got 3"),
+        {"accumulate": 1025},
+        {"accumulate": 64, "metrics_every": 32},
+        {"streams": 65},
+        {"max_plans": 0},
+        {"seed": -1},
+        {"seed": "a"},
+        {"seed": 1 << 63},
+        {"optimizer": 3},
     ],
 )
-def test_options_out_of_range_are_an_error_with_the_users_line(classify, options, message):
-    with pytest.raises(af.CompileError, match=rf"conftest\.py:\d+: {message}"):
+def test_options_out_of_range_are_an_error_with_the_users_line(classify, options):
+    with raises(af.CompileError):
         classify(**options)
 
 
 def test_a_job_that_does_not_train_has_nothing_to_accumulate():
-    message = r"test_accumulate\.py:\d+: job 'predict' does not train.*leave accumulate=2 out"
-    with pytest.raises(af.CompileError, match=message):
+    with raises(af.CompileError):
 
         @af.job(train=False, accumulate=2)
         def predict(model, batch):
@@ -355,7 +345,7 @@ def test_a_training_job_whose_parameters_are_all_frozen_is_refused_with_its_line
     model = mlp()
     for _, parameter in model.named_parameters():
         parameter.freeze()
-    with pytest.raises(af.CompileError, match=r"conftest.py:\d+: .*has no parameter to train"):
+    with raises(af.CompileError):
         classify(accumulate=accumulate).compile(model, classification())
 
 
@@ -384,7 +374,7 @@ def test_a_parameter_cannot_have_the_name_of_the_counter_of_batches():
         def __call__(self, w):
             return (w + self.batches).sum()
 
-    with pytest.raises(af.CompileError, match="a parameter cannot be called 'batches'"):
+    with raises(af.CompileError):
         masks(accumulate=2).compile(Odd(), Counted())
 
 

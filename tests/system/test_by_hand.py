@@ -162,7 +162,7 @@ def test_a_normalisation_is_what_primitives_come_to(name, kind):
     check(*both(NORMS[name], drawn(kind)))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", ["plain", "far off", "large"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_is_what_primitives_come_to(name, kind):

@@ -8,7 +8,7 @@ from benchmarks.count_calls import calls_per_step
 pytestmark = pytest.mark.host("the calls counted are those of a run on the host")
 
 RUNTIME = ("machine.py", "columns.py", "table.py", "transitions.py", "dispatch.py", "admission.py",
-           "worker.py", "executor.py")  # fmt: skip
+           "inbox.py", "worker.py", "executor.py")  # fmt: skip
 """Files of what fires actors."""
 
 

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import tiers
+from error_texts import raises
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -243,12 +244,12 @@ def test_a_part_that_would_keep_a_large_tensor_alive_for_long_is_copied():
 def test_a_plan_that_swaps_parts_or_leaves_one_out_is_refused():
     plan = training().compile(Joined(), TYPES)
     (join,) = plan.joins
-    for changed, words in (
-        (replace(join, inputs=join.inputs[::-1]), "no slice"),
-        (replace(join, reads=join.reads[::-1]), "the join .* reads a part"),
-        (replace(join, inputs=join.inputs[:1], reads=join.reads[:1]), "of 32 slices"),
+    for changed in (
+        replace(join, inputs=join.inputs[::-1]),
+        replace(join, reads=join.reads[::-1]),
+        replace(join, inputs=join.inputs[:1], reads=join.reads[:1]),
     ):
-        with pytest.raises(InternalError, match=words):
+        with raises(InternalError):
             verify_plan(replace(plan, joins=(changed,)))
-    with pytest.raises(InternalError, match="reads"):
+    with raises(InternalError):
         verify_plan(replace(plan, joins=()))

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -170,7 +171,7 @@ def test_after_a_fault_the_error_names_the_checkpoint_and_the_values_are_those_o
     if has_directory:
         newest = max((tmp_path / "run").glob("step-*"))
         step = int(newest.name.removeprefix("step-"))
-        assert f"the newest checkpoint is that of step {step} in {tmp_path / 'run'}" in note
+        assert f"the newest checkpoint is of step {step} in {tmp_path / 'run'}" in note
     else:
         assert "are lost; no checkpoint was to be written. The model has" in note
     assert note.endswith("The model has its values from before the run")
@@ -183,7 +184,7 @@ def test_a_step_that_fails_on_a_device_takes_the_steps_before_along():
     before = bytes_of(stepped.variables())
     good, bad = (next(ids(bad_at)) for bad_at in (None, 0))
     stepped.step(good)
-    with pytest.raises(ActorFailed, match="99"):
+    with raises(ActorFailed):
         stepped.step(bad)
     assert bytes_of(stepped.variables()) == before
     stepped.step(good)
@@ -200,7 +201,7 @@ def test_a_step_that_fails_on_a_device_goes_back_to_what_was_read_between_steps(
             if batch is None:
                 table.state()
             elif batch is bad:
-                with pytest.raises(ActorFailed, match="99") as caught:
+                with raises(ActorFailed) as caught:
                     look_up.step(table, batch)
                 assert any(
                     "has the values that were read last" in n for n in caught.value.__notes__
@@ -212,7 +213,7 @@ def test_a_step_that_fails_on_a_device_goes_back_to_what_was_read_between_steps(
     straight, back = trained(good, good, good), trained(good, good, None, good, bad, good)
     for name, array in straight.items():
         np.testing.assert_array_equal(back[name], array, err_msg=name)
-    assert "the variables go back to those that were read last" in caplog.text
+    assert "the variables return to their values read last" in caplog.text
 
 
 def test_what_nobody_may_need_is_scribbled_over_in_a_run(plans, monkeypatch):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -126,11 +127,11 @@ def test_an_evaluation_reads_the_averages_and_a_resumed_run_goes_on_with_them(tm
 def test_what_cannot_be_is_an_error_with_the_users_line():
     train, valid = af.job(loss, optimizer=af.optim.SGD(RATE)), af.job(loss, train=False)
     watched = af.Evaluation(valid, source(batches(1)), every=1, batches=1, ema=True)
-    with pytest.raises(CompileError, match=r"test_ema.py:\d+: .*keeps none; give it .*ema=0.999"):
+    with raises(CompileError):
         train.fit(model(), source(batches(1)), steps=1, evaluation=watched)
-    with pytest.raises(CompileError, match=r"test_ema.py:\d+: decay of an EMA must be in \[0.0, 1"):
+    with raises(CompileError):
         af.job(loss, optimizer=af.optim.SGD(RATE), ema=1.0)
-    with pytest.raises(CompileError, match=r"test_ema.py:\d+: ema of job 'loss': the job does not"):
+    with raises(CompileError):
         af.job(loss, train=False, ema=0.9)
-    with pytest.raises(CompileError, match="warmup of an EMA must be finite and 0 or more"):
+    with raises(CompileError):
         af.optim.EMA(warmup=-1.0)

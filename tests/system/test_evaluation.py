@@ -5,12 +5,12 @@ import math
 
 import numpy as np
 import pytest
+from error_texts import raises
 from jobs import assert_same, rows_of_fit
 
 import actorflow as af
 from actorflow import nn
 from actorflow.compile.plan_facts import credits_after
-from actorflow.compile.targets import HostTarget
 from actors.race.race import check_unrolled
 from compiler.verify.verify import verify_plan
 
@@ -114,9 +114,8 @@ def test_a_resumed_run_evaluates_at_the_steps_of_an_uninterrupted_one(
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"streams": 2}], ids=str)
 def test_nothing_races_from_whatever_step_a_run_goes_on(
-    mlp, classification, classify, evaluation, options, monkeypatch
+    mlp, classification, classify, evaluation, options, many_chains
 ):
-    monkeypatch.setattr(HostTarget, "message_ns", 100.0)  # so that a tiny model has several chains
     plan = classify(**options).compile(
         mlp(), classification(), every=2, evaluation=evaluation(5, 3)
     )
@@ -164,7 +163,7 @@ def test_a_listener_that_fails_ends_the_run_and_all_threads(
     def fail(step, means):
         raise KeyError("no such metric")
 
-    with pytest.raises(KeyError, match="no such metric") as caught:
+    with raises(KeyError) as caught:
         classify().fit(
             mlp(), classification(), steps=10, progress=False,
             evaluation=evaluation(5, 2, on_result=fail),
@@ -189,21 +188,19 @@ def test_a_source_with_too_few_batches_is_an_error_that_names_the_number(
     x = np.zeros((32, 8), np.float32)
     short = af.data.ArraySource({"x": x, "y": np.zeros(32, np.int32)}, batch=16, epochs=1)
     watched = af.Evaluation(evaluate, short, every=2, batches=5)
-    message = "the evaluation wants 5 batches, its data ended after 2; give batches=2, or more data"
-    with pytest.raises(af.DataError, match=message):
+    with raises(af.DataError):
         classify().fit(mlp(), classification(), steps=4, progress=False, evaluation=watched)
 
 
 def test_a_job_that_trains_cannot_evaluate(classification, classify):
-    with pytest.raises(af.CompileError, match=r"test_evaluation\.py.*'train' trains, so it cannot"):
+    with raises(af.CompileError):
         af.Evaluation(classify(), classification(), every=1, batches=1)
 
 
 @pytest.mark.parametrize("name", ["every", "batches"])
 @pytest.mark.parametrize("count", [0, -1, True, 1.5, "2"])
 def test_counts_that_are_no_positive_integers_are_an_error(evaluation, name, count):
-    message = rf"test_evaluation\.py:\d+: {name} of an Evaluation must be an integer of 1 or more"
-    with pytest.raises(af.CompileError, match=message):
+    with raises(af.CompileError):
         evaluation(**{name: count})
 
 
@@ -213,7 +210,7 @@ def test_an_evaluation_without_a_scalar_has_nothing_to_report(mlp, classificatio
         return model(batch.x)
 
     watched = af.Evaluation(predict, classification(), every=1, batches=1)
-    with pytest.raises(af.CompileError, match=r"'predict' evaluates to 'output': float32\[16, 5\]"):
+    with raises(af.CompileError):
         classify().fit(mlp(), classification(), steps=1, progress=False, evaluation=watched)
 
 
@@ -221,10 +218,10 @@ def test_a_plan_and_its_run_agree_on_whether_it_evaluates(
     mlp, classification, classify, evaluation
 ):
     plain = af.Runner(classify().compile(mlp(), classification()))
-    with pytest.raises(af.CompileError, match=r"does not evaluate; compile it with"):
+    with raises(af.CompileError):
         plain.fit(classification(), steps=1, progress=False, evaluation=evaluation())
     watching = classify().compile(mlp(), classification(), evaluation=evaluation(2, 2))
-    with pytest.raises(af.CompileError, match="evaluates every 2 steps; give fit the evaluation"):
+    with raises(af.CompileError):
         af.Runner(watching).fit(classification(), steps=1, progress=False)
     result = af.Runner(watching).fit(
         classification(), steps=4, progress=False, evaluation=evaluation(2, 2)
@@ -237,7 +234,7 @@ def test_a_source_of_other_types_than_the_plans_is_refused(
 ):
     plan = classify().compile(mlp(), classification(), evaluation=evaluation(2, 2))
     wide = af.Evaluation(evaluate, classification(batch=8), every=2, batches=2)
-    with pytest.raises(af.DataError, match=r"compiled for float32\[16, 8\].*gives float32\[8, 8\]"):
+    with raises(af.DataError):
         af.Runner(plan).fit(classification(), steps=2, progress=False, evaluation=wide)
 
 
@@ -261,18 +258,13 @@ class Broken:
 
 
 @pytest.mark.parametrize(
-    ("batch", "message"),
-    [
-        ([1, 2], r"expected a dict with the keys 'x', came list"),
-        ({"x": np.zeros((16, 8), np.float32)}, r"expected the keys 'y', came 'x': 'y' missing"),
-        ({"x": np.zeros((3, 8), np.float32)}, r"expected float32\[16, 8\], came float32\[3, 8\]"),
-    ],
+    "batch", [[1, 2], {"x": np.zeros((16, 8), np.float32)}, {"x": np.zeros((3, 8), np.float32)}]
 )
 def test_a_batch_that_is_not_what_the_source_promised_is_a_data_error_with_the_line(
-    mlp, classification, classify, evaluate, batch, message
+    mlp, classification, classify, evaluate, batch
 ):
     watched = af.Evaluation(evaluate, Broken(classification(), batch), every=1, batches=2)
-    with pytest.raises(af.DataError, match=r"test_evaluation\.py:\d+\): " + message):
+    with raises(af.DataError):
         classify().fit(mlp(), classification(), steps=2, progress=False, evaluation=watched)
 
 

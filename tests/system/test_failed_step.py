@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -76,10 +77,8 @@ def test_where_nobody_knows_which_launch_failed_the_variables_go_back_to_those_b
     job.close(model)
     before = {name: array.copy() for name, array in model.state().items()}
     job.step(model, batch_of(2))
-    with pytest.raises(
-        af.ActorFailed, match=r"one of its \d+ launches \(ops .*test_failed_step.py"
-    ):
+    with raises(af.ActorFailed):
         job.step(model, batch_of(3, **BAD[0]))
     for name, array in model.state().items():
         np.testing.assert_array_equal(array, before[name], err_msg=name)
-    assert "the variables go back to those before the run" in caplog.text
+    assert "the variables return to their values before the run" in caplog.text

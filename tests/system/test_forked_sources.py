@@ -60,13 +60,13 @@ ENDS = {
     ("source", "None"): (0, ""),
     ("source", "'no'"): (1, "no"),
     ("source", "raise"): (1, "RuntimeError: of the child"),
-    ("source", "return"): (1, "came back from it: the run and its threads stayed in process"),
-    ("source", "end"): (1, "came back from it"),
+    ("source", "return"): (1, "returned from it: the run and its threads are in process"),
+    ("source", "end"): (1, "returned from it"),
     ("next", "raise"): (1, "RuntimeError: of the child"),
-    ("next", "return"): (1, "came back from it"),
+    ("next", "return"): (1, "returned from it"),
     ("on_step", "4"): (4, ""),
     ("on_step", "raise"): (1, "RuntimeError: of the child"),
-    ("on_step", "return"): (1, "came back from it"),
+    ("on_step", "return"): (1, "returned from it"),
 }
 
 

@@ -7,9 +7,7 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.cli import simulate
 from actorflow.cli.main import main
-from actors.simulation.costs import RunCosts
 from compiler.contract.plan import Plan
 
 VALUES = (0, -1, 1 << 62, 1e300, True, None, "x", b"", (), (0,), ((1, 2), (3,)))
@@ -73,12 +71,9 @@ def mutants(plan):
 
 
 @pytest.fixture
-def priced(monkeypatch):
-    """Let every measurement of this machine take a millisecond, and keep none."""
+def priced(monkeypatch, probes):
+    """Keep no measurement of this machine."""
     monkeypatch.setenv("ACTORFLOW_CACHE", "off")
-    for name in ("stopwatch", "stopwatch_c"):
-        monkeypatch.setattr(simulate, name, lambda clock: lambda *probe: 1e6)
-    monkeypatch.setattr(simulate, "measure_costs", lambda settings: RunCosts())
 
 
 COMMANDS = {
@@ -126,7 +121,7 @@ def test_a_launch_without_its_program_is_named(plan, priced, tmp_path, capsys):
             said = capsys.readouterr().err
             assert f"launch {index} of {actor.name!r}, fused(" in said
             assert "does not fit its op: no 'program'" in said
-            assert "Compile the job again" in said
+            assert "compile the job again" in said
             return
     pytest.fail("the plan has no fused launch")
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -104,11 +105,8 @@ def test_an_op_of_a_numpy_function_is_refused_on_a_gpu_at_its_line_and_runs_besi
     def loss(model, batch):
         return af.cross_entropy(model.upper(turned(model.lower(batch.x))), batch.y)
 
-    with pytest.raises(af.CompileError) as caught:
+    with raises(af.CompileError):
         losses(loss, device="cuda")
-    assert "test_jobs_on_a_gpu.py:" in str(caught.value)
-    assert "cuda:0: CUDA devices have no kernel for op 'turned_on_a_gpu'" in str(caught.value)
-    assert "State the op as a program (@af.op), which every device computes" in str(caught.value)
 
     def beside(model, batch):
         h = model.lower(batch.x)
@@ -136,7 +134,8 @@ def test_a_kernel_of_the_users_for_the_host_is_not_used_on_a_gpu_and_that_is_sai
     finally:
         catalogue.unregister(Wrong.name)
     assert found == losses(device="cuda")
-    assert "kernel 'mine.gelu_beside_a_gpu' is for the host: on CUDA devices 'gelu'" in caplog.text
+    said = "kernel 'mine.gelu_beside_a_gpu' runs on the host only: on CUDA devices op 'gelu'"
+    assert said in caplog.text
 
 
 SCRIPT = """

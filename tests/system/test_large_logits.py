@@ -1,9 +1,8 @@
 """Whole jobs whose logits never exist as a whole, against the same jobs with all of them."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from changed_passes import change_passes
 from graphs import WideFrom
 
 import actorflow as af
@@ -12,7 +11,6 @@ from actorflow.compile.cuda_target import CudaTarget
 from compiler.contract.types import DType, TensorType
 from compiler.fusion import regions
 from compiler.graph.target import WIDE_IN_CACHE
-from compiler.pipeline import pipeline
 
 CLASSES = 23
 
@@ -46,8 +44,7 @@ def limit(monkeypatch, tmp_path):
         def chunk(graph, context):
             return regions.run(graph, WideFrom(min_wide_bytes, chunk_rows))
 
-        passes = [replace(p, run=chunk) if p.name == "chunk_wide" else p for p in pipeline.PASSES]
-        monkeypatch.setattr(pipeline, "PASSES", tuple(passes))
+        change_passes(monkeypatch, chunk_wide=chunk)
         monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path / f"cache-{min_wide_bytes}"))
 
     return set_limit

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from error_texts import raises
 from launching import ENOUGH_S, end_of, launcher
 from rank_trainings import on_ranks
 
@@ -213,7 +214,7 @@ def test_a_job_for_several_ranks_says_how_to_launch_it():
         return model(batch.x).mean()
 
     data = af.data.ArraySource({"x": np.ones((8, 8), np.float32)}, batch=8)
-    with pytest.raises(af.CompileError, match=r"actorflow launch -n 2 SCRIPT"):
+    with raises(af.CompileError):
         train.fit(nn.Linear(8, 8), data, steps=1, progress=False)
 
 

@@ -54,7 +54,7 @@ communicator.close()
         ("none", 60, 0, ""),
         ("raise", 60, 1, "rank 1 of 3 failed:"),
         ("SIGKILL", 60, 137, "rank 1 was ended by SIGKILL"),
-        pytest.param("SIGSTOP", 8, 1, "rank 1 did not come within 8 s", marks=pytest.mark.slow),
+        pytest.param("SIGSTOP", 8, 1, "rank 1 did not arrive within 8 s", marks=pytest.mark.slow),
     ],
 )
 def test_ranks_meet_and_the_one_that_fails_is_told_once(

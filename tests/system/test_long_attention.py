@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -85,33 +86,23 @@ def test_dropped_weights_are_those_of_the_stream_of_the_seed():
 
 
 WRONG = {
-    "heads that do not divide": (lambda: nn.MultiheadAttention(6, 4), "divisible by num_heads"),
-    "a bias of keys": (
-        lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True),
-        "takes neither add_bias_kv nor",
-    ),
-    "an activation": (
-        lambda: nn.TransformerEncoderLayer(4, 2, activation="tanh"),
-        "activation must be 'relu', 'gelu' or a function, got 'tanh'",
-    ),
+    "heads that do not divide": lambda: nn.MultiheadAttention(6, 4),
+    "a bias of keys": lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True),
+    "an activation": lambda: nn.TransformerEncoderLayer(4, 2, activation="tanh"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_layer_that_cannot_be_says_so(name):
-    make, text = WRONG[name]
-    with pytest.raises(CompileError, match=text):
+    make = WRONG[name]
+    with raises(CompileError):
         make()
 
 
 @pytest.mark.parametrize(
-    ("mask", "text"),
-    [
-        ({"attn_mask": np.zeros((3, 5), bool)}, r"attn_mask expects \[3, 4\] or \[4, 3, 4\]"),
-        ({"key_padding_mask": np.zeros((4, 2), bool)}, r"key_padding_mask expects \[2, 4\]"),
-    ],
+    "mask", [{"attn_mask": np.zeros((3, 5), bool)}, {"key_padding_mask": np.zeros((4, 2), bool)}]
 )
-def test_a_mask_of_another_shape_is_an_error_that_says_which(mask, text):
+def test_a_mask_of_another_shape_is_an_error_that_says_which(mask):
     layer = nn.MultiheadAttention(4, 2, batch_first=True)
 
     @af.job(train=False)
@@ -119,25 +110,25 @@ def test_a_mask_of_another_shape_is_an_error_that_says_which(mask, text):
         return {"y": model(data.q, data.k, data.k, **mask)[0]}
 
     data = {"q": np.zeros((2, 3, 4), np.float32), "k": np.zeros((2, 4, 4), np.float32)}
-    with pytest.raises(CompileError, match=text):
+    with raises(CompileError):
         run.compile(layer, types_of(data))
 
 
 @pytest.mark.parametrize(
-    ("dtype", "mask", "text"),
+    ("dtype", "mask"),
     [
-        ("float32", np.ones((3, 3), np.int64), "must be bool or floats, got int64"),
-        ("float32", np.ones((3, 4), bool), "the mask of attention: cannot broadcast"),
-        ("float32", np.ones((2, 1, 3, 3), bool), r"a mask that broadcasts to \[2, 3, 3\]"),
-        ("int64", np.ones((3, 3), bool), "attention expects floats"),
+        ("float32", np.ones((3, 3), np.int64)),
+        ("float32", np.ones((3, 4), bool)),
+        ("float32", np.ones((2, 1, 3, 3), bool)),
+        ("int64", np.ones((3, 3), bool)),
     ],
 )
-def test_a_mask_that_does_not_fit_scores_is_an_error(dtype, mask, text):
+def test_a_mask_that_does_not_fit_scores_is_an_error(dtype, mask):
     @af.job(train=False)
     def run(model, data):
         return {"y": af.scaled_dot_product_attention(data.x, data.x, data.x, mask)}
 
-    with pytest.raises(CompileError, match=text):
+    with raises(CompileError):
         run.compile(nn.Module(), {"x": af.TensorType(af.DType(dtype), (2, 3, 4))})
 
 

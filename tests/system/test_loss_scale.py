@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from error_texts import raises
 from jobs import GPT, assert_same, losses_of_fit
 
 import actorflow as af
 from actorflow import nn
-from actorflow.run.broken_steps import MAX_OVERFLOWS_IN_A_ROW
 from compiler.contract.types import DType
 from compiler.pipeline.printer import summarise
 
@@ -254,16 +254,11 @@ def test_a_loss_that_no_scale_mends_ends_the_run_and_names_the_step():
     for batch in batches[3:]:
         batch["x"] *= np.float32(1e6)
     model = make_model()
-    with pytest.raises(af.NonFiniteLoss) as caught:
+    with raises(af.NonFiniteLoss):
         fit(make_job(), batches, model)
-    text = str(caught.value)
-    assert "steps overflow float16 whatever the loss scale: 18 in a row up to 21 were" in text
-    assert "at a loss scale of 0.5 (" in text
-    assert "test_loss_scale.py:" in text
-    assert "give precision='bf16'" in text
     three, _ = fit(make_job(), batches[:3])
     np.testing.assert_array_equal(model.weight.data, three.variables["weight"])
-    with pytest.raises(af.NonFiniteLoss, match=f" {MAX_OVERFLOWS_IN_A_ROW} in a row up to 23 were"):
+    with raises(af.NonFiniteLoss):
         fit(make_job(loss_scale=8.0), batches)
 
 
@@ -389,39 +384,33 @@ def test_a_plan_says_that_the_host_computes_float16_in_float32(numpys_kernels):
 
 @pytest.mark.parametrize("value", [0, -2.0, math.nan, math.inf, 1e39, True, "dynamic", (1, 2)])
 def test_what_is_no_scale_is_refused_at_its_line(value):
-    with pytest.raises(af.CompileError) as caught:
+    with raises(af.CompileError):
         make_job(loss_scale=value)
-    assert "test_loss_scale.py:" in str(caught.value)
-    assert "loss_scale of job 'train' must be af.LossScale(...), or a finite" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("settings", "text"),
+    "settings",
     [
-        ({"init_scale": 0}, "init_scale of a loss scale must be above 0 and below 8.50706e"),
-        ({"init_scale": -1.0}, "got -1.0"),
-        ({"init_scale": math.nan}, "init_scale of a loss scale must be above 0"),
-        ({"init_scale": "large"}, "init_scale must be a number, got str"),
-        ({"growth_factor": 1.0}, "growth_factor of a loss scale must be above 1"),
-        ({"backoff_factor": 1.0}, "backoff_factor of a loss scale must be above 0 and below 1"),
-        ({"growth_interval": 0}, "growth_interval of a loss scale must be an integer of 1 or more"),
-        ({"growth_interval": 2.5}, "growth_interval of a loss scale must be an integer"),
+        {"init_scale": 0},
+        {"init_scale": -1.0},
+        {"init_scale": math.nan},
+        {"init_scale": "large"},
+        {"growth_factor": 1.0},
+        {"backoff_factor": 1.0},
+        {"growth_interval": 0},
+        {"growth_interval": 2.5},
     ],
 )
-def test_settings_of_a_scale_are_refused_at_their_line(settings, text):
-    with pytest.raises(af.CompileError) as caught:
+def test_settings_of_a_scale_are_refused_at_their_line(settings):
+    with raises(af.CompileError):
         af.LossScale(**settings)
-    assert "test_loss_scale.py:" in str(caught.value)
-    assert text in str(caught.value)
 
 
 def test_a_scale_without_float16_or_training_is_refused_with_what_mends_it():
     for precision in ("fp32", "bf16"):
-        with pytest.raises(
-            af.CompileError, match=f"precision='fp16' needs one, as {precision} has"
-        ):
+        with raises(af.CompileError):
             make_job(precision=precision, loss_scale=1024)
-    with pytest.raises(af.CompileError, match=r"loss_scale of job 'train': the job does not train"):
+    with raises(af.CompileError):
         make_job(train=False, loss_scale=1024)
 
 
@@ -431,7 +420,5 @@ def test_an_output_or_a_parameter_of_that_name_is_refused():
         loss = af.square(model(batch.x) - batch.t).mean()
         return {"loss": loss, "loss_scale": loss * 2.0}
 
-    with pytest.raises(
-        af.CompileError, match="computes in float16 and returns 'loss_scale' itself"
-    ):
+    with raises(af.CompileError):
         train.compile(make_model(), source_of(make_batches(1)))

@@ -8,6 +8,7 @@ import weakref
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -92,7 +93,7 @@ def test_a_refused_batch_and_a_failed_launch_change_nothing(mlp, classification,
         train.step(model, {**good[1], "y": np.full(16, 99, np.int32)})
     got.append(train.step(model, good[1])["loss"])
     runner = train._open.get(model).runner
-    with pytest.raises(af.DataError, match=r"batch\['x'\]"):
+    with raises(af.DataError):
         runner.step({**good[2], "x": good[2]["x"].astype(np.float64)})
     got.append(train.step(model, good[2])["loss"])
     train.close(model)
@@ -418,5 +419,5 @@ def test_a_parameter_named_like_the_engines_counters_is_refused_with_its_line():
     def train(model, batch):
         return model.step.sum() * batch.x.sum()
 
-    with pytest.raises(af.CompileError, match=r"test_many_jobs.py:\d+: .*cannot be called 'step'"):
+    with raises(af.CompileError):
         train.step(Model(), {"x": np.ones(1, np.float32)})

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from error_texts import raises
 from jobs import GPT, assert_same
 
 import actorflow as af
@@ -286,16 +287,8 @@ def test_a_parameter_on_two_devices_is_refused_with_both_lines_and_the_mend():
 
     model = Model()
     model.upper.weight.freeze(), model.upper.bias.freeze()
-    with pytest.raises(af.CompileError) as caught:
+    with raises(af.CompileError):
         af.job(train, optimizer=af.optim.SGD(0.1), **two()).compile(model, data())
-    first = train.__code__.co_firstlineno
-    name = r"\S*test_mixed_devices.py"
-    assert re.match(
-        rf"{name}:{first + 4}: transpose on {device(1)} reads parameter 'table.weight', which lies"
-        rf" on {device(0)}, where {name}:{first + 1} uses it; a parameter is not copied unasked:"
-        rf' read parameter.to\("{device(1)}"\) here',
-        str(caught.value),
-    )
 
 
 def test_an_op_without_a_kernel_on_its_device_is_refused_with_its_line(monkeypatch):
@@ -308,7 +301,7 @@ def test_an_op_without_a_kernel_on_its_device_is_refused_with_its_line(monkeypat
     monkeypatch.setenv("ACTORFLOW_DEVICE", "sim")
     monkeypatch.setattr(SimTarget, "query", query)
     train = body("region", dropout=0.0)
-    with pytest.raises(af.CompileError, match=r"test_mixed_devices.py:\d+: sim:1 has no kernel"):
+    with raises(af.CompileError):
         af.job(train, optimizer=af.optim.SGD(0.1), **TWO).compile(Model(), data())
 
 
@@ -321,11 +314,8 @@ def test_an_evaluation_runs_in_its_training_whatever_the_environment_names(monke
 def test_an_evaluation_for_other_devices_is_refused():
     train = af.job(body("region"), optimizer=af.optim.SGD(0.1), **two())
     evaluate = af.job(body("none", dropout=0.0), train=False, device=device(3))
-    with pytest.raises(af.CompileError) as caught:
+    with raises(af.CompileError):
         train.fit(Model(), data(), steps=1, evaluation=af.Evaluation(evaluate, data(), 1, 1))
-    training = f"{device(0)}, {device(1)}"
-    said = f"is for {device(3)}, but evaluates in a training on {training}; give both the same"
-    assert said in str(caught.value)
 
 
 def test_the_example_of_the_page_on_devices_runs(run_python):

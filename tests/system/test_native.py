@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow.cli.main import main
@@ -341,12 +342,8 @@ def test_a_plan_file_of_native_kernels_runs_with_them_and_is_refused_without(
     )
     assert run(loading, ACTORFLOW_CACHE=str(cache))[:2] == warm[1:]
     monkeypatch.setenv("ACTORFLOW_NATIVE", "0")
-    with pytest.raises(af.PlanFormatError) as refused:
+    with raises(af.PlanFormatError):
         af.Runner(af.Plan.load(saved))
-    assert str(refused.value).startswith("plan 'train' was compiled for native kernels (")
-    assert str(refused.value).endswith(
-        "and here is no C compiler, or ACTORFLOW_NATIVE=0 forbids them; compile the job again"
-    )
 
 
 # the choice of libraries
@@ -367,21 +364,18 @@ def test_other_jobs_keep_what_they_measure_and_a_plan_of_their_own(run, cache):
 
 
 def test_deterministic_is_a_bool(classify):
-    with pytest.raises(af.CompileError) as wrong:
+    with raises(af.CompileError):
         classify(deterministic="yes")
-    assert "deterministic of job 'train' must be True or False, got 'yes'" in str(wrong.value)
 
 
 @pytest.fixture
-def trained(cache, tmp_path, monkeypatch, native_toolchain):
+def trained(cache, tmp_path, monkeypatch, native_toolchain, untuned, own_refusals):
     """A script that was run once, so that its products are measured, with the cache of a test."""
     monkeypatch.setenv("ACTORFLOW_CACHE", str(cache))
     monkeypatch.setenv("ACTORFLOW_NATIVE", "1")
     monkeypatch.setenv("MEASURED", "1")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "argv", [])
-    monkeypatch.setattr(tuning, "_state", tuning._TuningState())
-    monkeypatch.setattr(runtime._state, "broken", {})
     file = tmp_path / "train.py"
     file.write_text(FIT)
     assert main(["run", str(file)]) == 0
@@ -391,18 +385,18 @@ def trained(cache, tmp_path, monkeypatch, native_toolchain):
 
 def table(cache):
     (file,) = (cache / "native").glob("tuning-*.json")
-    return read_object(file)
+    return read_object(file, tuning.ProductTable)
 
 
 @pytest.mark.no_gpu("the host's kernels are measured")
 @pytest.mark.parametrize("command", ["run", "plan"])
 def test_tune_measures_anew_and_compiles_again(trained, cache, command, capsys):
     before, plans = table(cache), set(cache.glob("*.plan"))
-    assert before["products"]
+    assert before.products
     assert main([command, "--tune", str(trained)]) == 0
     after = table(cache)
-    assert after["epoch"] == before["epoch"] + 1
-    assert set(after["products"]) == set(before["products"])
+    assert after.epoch == before.epoch + 1
+    assert set(after.products) == set(before.products)
     assert set(cache.glob("*.plan")) > plans
 
 
@@ -414,9 +408,7 @@ def test_a_script_behind_tune_gets_its_own_arguments(trained, tmp_path, capsys):
 
 def test_tune_is_not_for_a_plan_whose_kernels_are_chosen(tmp_path, capsys):
     assert main(["plan", "--tune", "some.plan"]) == 1
-    assert "some.plan is a plan, whose kernels are chosen; give it the script" in (
-        capsys.readouterr().err
-    )
+    assert "some.plan are already chosen; give it the script" in (capsys.readouterr().err)
 
 
 def test_tune_says_where_there_is_nothing_to_measure(tmp_path, monkeypatch, capsys):

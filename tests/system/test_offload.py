@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 from jobs import assert_same, rows_of_fit
 
 import actorflow as af
@@ -134,8 +135,8 @@ def test_a_copy_back_that_fails_leaves_no_half_updated_variables(call, moving, m
     """Some state would be of the step before: the model keeps what it had."""
     bind, calls = loading._bind, []
 
-    def failing(views, kernel, launch, slots):
-        made = bind(views, kernel, launch, slots)
+    def failing(plan, views, device, launch, slots):
+        made = bind(plan, views, device, launch, slots)
 
         def body():
             calls.append(launch.op)
@@ -187,5 +188,5 @@ def test_a_host_without_a_link_moves_nothing_of_its_own_accord():
 
 
 def test_an_offload_that_is_none_of_the_known_ones_is_refused_with_the_users_line():
-    with pytest.raises(af.CompileError, match=r"test_offload.py:\d+: offload .*'disk'"):
+    with raises(af.CompileError):
         job(offload="disk")

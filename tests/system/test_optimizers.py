@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -166,8 +167,8 @@ def test_a_budget_and_bf16_hold_for_it(name):
 
 
 def test_muon_refuses_what_is_no_matrix_by_name():
-    job, words = af.job(loss, optimizer=optim.Muon()), r"'first.bias' is float32\[7\]; give"
-    with pytest.raises(af.CompileError, match=f"Muon trains matrices, and parameter {words}"):
+    job = af.job(loss, optimizer=optim.Muon())
+    with raises(af.CompileError):
         job.compile(Net(bias=True), data())
 
 

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -99,22 +100,18 @@ BEFORE = KernelNeeds(duration_ns=1.0)
 
 
 @pytest.mark.parametrize(
-    ("needs", "message"),
+    "needs",
     [
-        (5, "answered 5, expected None or KernelNeeds with bytes of 0 or more"),
-        (KernelNeeds(workspace_bytes=-5), "answered KernelNeeds"),
-        (KernelNeeds(workspace_bytes=1.5), "answered KernelNeeds"),
-        (KernelNeeds(in_place=((0, 7),)), "answered KernelNeeds"),
-        (KernelNeeds(duration_ns=float("nan")), "answered KernelNeeds"),
-        (ValueError("no"), "failed: ValueError: no"),
-        pytest.param(
-            BEFORE,
-            "mine.softmax was bound to None, no launch",
-            marks=pytest.mark.no_gpu("a user's kernel is for the host"),
-        ),
+        5,
+        KernelNeeds(workspace_bytes=-5),
+        KernelNeeds(workspace_bytes=1.5),
+        KernelNeeds(in_place=((0, 7),)),
+        KernelNeeds(duration_ns=float("nan")),
+        ValueError("no"),
+        pytest.param(BEFORE, marks=pytest.mark.no_gpu("a user's kernel is for the host")),
     ],
 )
-def test_what_a_kernel_answers_is_checked_each_time_it_is_registered_anew(needs, message):
+def test_what_a_kernel_answers_is_checked_each_time_it_is_registered_anew(needs):
     """A plan of the kernel that had the name before is none of this one."""
 
     class Bent(WholeSoftmax):
@@ -128,21 +125,13 @@ def test_what_a_kernel_answers_is_checked_each_time_it_is_registered_anew(needs,
 
     af.kernel(Bent)
     try:
-        with pytest.raises((af.CompileError, af.DeviceError), match=message):
+        with raises((af.CompileError, af.DeviceError)):
             kernels_and_loss()
     finally:
         catalogue.unregister("mine.softmax")
 
 
-@pytest.mark.parametrize(
-    ("cls", "message"),
-    [
-        (OfNoOp, "for an op 'softmx', and there is none; did you mean 'so"),
-        (NoKernel, "NoKernel is no kernel: it has no op and no bind; a kernel has texts"),
-        (OfTwo, "OfTwo is made without arguments: .* missing 2 required"),
-        (softmax_into, "stands above a class that it can call, got <function softmax_into"),
-    ],
-)
-def test_what_is_no_kernel_of_an_op_is_refused(cls, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("cls", [OfNoOp, NoKernel, OfTwo, softmax_into])
+def test_what_is_no_kernel_of_an_op_is_refused(cls):
+    with raises(ValueError):
         af.kernel(cls)

@@ -119,8 +119,8 @@ def pointing_nowhere(plan):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (overlapping, "p.plan is not a plan that can run"),
-        (pointing_nowhere, "p.plan: views[0].register is 1000000, and there are"),
+        (overlapping, "p.plan cannot run"),
+        (pointing_nowhere, "p.plan: views[0].register is 1000000, and the table"),
     ],
 )
 @pytest.mark.parametrize(

@@ -13,20 +13,23 @@ from random import Random
 import numpy as np
 import pytest
 from emulated_run import emulated_run, execute
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
 from actorflow.environment.settings import Settings
+from actorflow.run import training_run
 from actorflow.run.runner import Runner
-from actors.device import executor
 from actors.device.cuda import device as cuda_device
 from actors.device.cuda.device import CudaDevice
 from actors.kernels.common.attention_blocks import BlockExtents
+from actors.kernels.common.kernel import KernelNeeds, KernelPlan
 from actors.kernels.cuda import embedding
-from actors.kernels.cuda.attention import CudaAttention
 from actors.kernels.cuda.calls import CopyBytes, KernelText
-from actors.kernels.cuda.cudnn_kernels import CudnnAttention
+from actors.kernels.cuda.catalogue import kernels_on
 from actors.kernels.cuda.kernel import gpu_named
+from actors.loop.load import load
+from actors.race.waits import wait_table
 from actors.testing.emulated import kernels
 from actors.testing.emulated.driver import EmulatedCuda, EmulatedDriver
 from actors.testing.simulated import LateSchedule
@@ -75,12 +78,22 @@ def sorts(native_toolchain):
     return run
 
 
-@pytest.mark.parametrize("nth", [0, 1, 4], ids=["before digits", "after digits", "at the end"])
-def test_a_barrier_left_out_is_found_in_every_order_of_threads(nth, sorts, monkeypatch):
+@pytest.mark.parametrize(
+    ("barrier", "function", "nth"),
+    [
+        ("AF_BARRIER();", "_tile(", 0),
+        ("AF_BARRIER();", "_tile(", 1),
+        ("AF_WARP_BARRIER();", "_rank(", 0),
+    ],
+    ids=["before keys move", "after keys moved", "before a count"],
+)
+def test_a_barrier_left_out_is_found_in_every_order_of_threads(
+    barrier, function, nth, sorts, monkeypatch
+):
     assert all(sorts(seed) for seed in range(20))
     text = embedding._sort_text()
-    before = text.text.partition("_tile(")[0].count("AF_BARRIER();")
-    mutant = changed_text(text, "AF_BARRIER();", ";", before + nth)
+    before = text.text.partition(function)[0].count(barrier)
+    mutant = changed_text(text, barrier, ";", before + nth)
     monkeypatch.setattr(embedding, "_sort_text", lambda: mutant)
     assert not any(sorts(seed) for seed in range(20))
 
@@ -93,7 +106,7 @@ def gathers(native_toolchain):
         table, ids = np.ones((5, 4), np.float32), np.array([0, 5, 4], np.int32)
         found = emulated_run(
             native_toolchain,
-            embedding.CudaEmbedding(GPU),
+            kernels_on(GPU)["cuda.embedding"],
             {},
             (table, ids),
             (TensorType(DType.FLOAT32, (3, 4)),),
@@ -120,11 +133,12 @@ def attends(native_toolchain):
         rng = np.random.default_rng(5)
         q, k, v = [rng.standard_normal((2, rows, 8)).astype(np.float32) for rows in (4, 11, 11)]
         attrs = {"scale": 0.5, "causal": True}
-        types = TensorType(DType.FLOAT32, (2, 4, 8)), TensorType(DType.FLOAT32, (2, 4))
-        kernel = CudaAttention(GPU)
+        types = TensorType(DType.FLOAT32, (2, 4, 8)), *[TensorType(DType.FLOAT32, (2, 4))] * 2
+        kernel = kernels_on(GPU)["cuda.attention"]
         found = emulated_run(native_toolchain, kernel, attrs, (q, k, v), types).outputs
         right = reference.get(find_op("attention"))(Attrs(attrs), q, k, v)
-        return all([np.allclose(x, y, rtol=1e-4) for x, y in zip(found, right, strict=True)])
+        pairs = zip(found, right, strict=True)
+        return all([np.allclose(x, y, rtol=1e-4, atol=1e-6) for x, y in pairs])
 
     return run
 
@@ -141,12 +155,14 @@ def attends_by_library(native_toolchain):
     rng = np.random.default_rng(5)
     q, k, v = [rng.standard_normal((2, rows, 8)).astype(np.float16) for rows in (4, 11, 11)]
     attrs = {"scale": 0.5, "causal": True}
-    types = TensorType(DType.FLOAT16, (2, 4, 8)), TensorType(DType.FLOAT32, (2, 4))
+    types = TensorType(DType.FLOAT16, (2, 4, 8)), *[TensorType(DType.FLOAT32, (2, 4))] * 2
     exact = [x.astype(np.float64) for x in (q, k, v)]
     right = reference.get(find_op("attention"))(Attrs(attrs), *exact)
 
     def run():
-        found = emulated_run(native_toolchain, CudnnAttention(GPU), attrs, (q, k, v), types).outputs
+        found = emulated_run(
+            native_toolchain, kernels_on(GPU)["cudnn.attention"], attrs, (q, k, v), types
+        ).outputs
         return all([np.allclose(x, y, atol=1e-2) for x, y in zip(found, right, strict=True)])
 
     return run
@@ -165,7 +181,10 @@ def test_a_mask_of_the_librarys_from_the_top_left_is_found(attends_by_library, m
 class Copies:
     """A kernel that copies its input to its output, as bytes."""
 
-    def bind(self, attrs, inputs, outputs, workspace):
+    def plan(self, attrs, inputs, outputs):
+        return KernelPlan(KernelNeeds(), self._bind)
+
+    def _bind(self, inputs, outputs, workspace):
         (x,), (y,) = inputs, outputs
         source = x.address if hasattr(x, "address") else x.ctypes.data
         return (CopyBytes(y.address, source, y.type.size_bytes),)
@@ -186,7 +205,7 @@ def copies(native_toolchain):
         target = device.view(block, 0, type_, (4,))
         source[...] = np.arange(16)
         stream = device.make_stream("h2d")
-        launch = device.bind("copy", {}, (source,), (target,), None)
+        launch = device.bind("copy", {}, (source,), (target,), None, (type_, type_))
         for chain in device.bind_chain(stream, (launch,) * 3):
             chain()
         device.synchronize()
@@ -204,7 +223,7 @@ def test_an_allocation_during_capture_is_found(copies, monkeypatch):
         return launch(driver, *args)
 
     monkeypatch.setattr(EmulatedDriver, "copy_later", allocating)
-    with pytest.raises(InternalError, match="cannot be captured on cuda:0: allocate gave 900"):
+    with raises(InternalError):
         copies()
 
 
@@ -271,7 +290,6 @@ def sound(outcomes):
 
 def planted(monkeypatch, actor, *, is_input):
     """Have an actor forget that it waits for what it reads, or for whoever reads what it writes."""
-    wait_table = executor.wait_table
 
     def forgetful(table, *args):
         waits, number = wait_table(table, *args), table.names.index(actor)
@@ -284,7 +302,7 @@ def planted(monkeypatch, actor, *, is_input):
         ]  # fmt: skip
         return replace(waits, needed=rows[0], all=rows[1])
 
-    monkeypatch.setattr(executor, "wait_table", forgetful)
+    monkeypatch.setattr(training_run, "load", partial(load, find_waits=forgetful))
 
 
 @pytest.mark.parametrize("actor", ["step", "fetch"])
@@ -300,13 +318,13 @@ def test_a_credit_left_out_is_found(actor, sound, outcomes, monkeypatch):
 
 
 def test_a_graph_of_a_stale_slot_phase_is_found(sound, outcomes, monkeypatch):
-    bind_whole, first = cuda_device.bind_whole, {}
+    whole, first = cuda_device.WholeChain, {}
 
-    def stale(context, stream, launches, *args):
-        chain = bind_whole(context, stream, launches, *args)
+    def stale(context, stream, launches):
+        chain = whole(context, stream, launches)
         return first.setdefault((context, stream, len(launches)), chain)
 
-    monkeypatch.setattr(cuda_device, "bind_whole", stale)
+    monkeypatch.setattr(cuda_device, "WholeChain", stale)
     assert all(found != sound for found in outcomes(SEEDS))
 
 
@@ -321,8 +339,5 @@ def test_a_product_over_its_cap_of_workspace_is_an_error_that_names_the_op(monke
     train.step(nn.Linear(6, 5), batch)
     greedy = partial(EmulatedDriver, product_bytes=1)
     monkeypatch.setattr("actorflow.run.open_gpus.EmulatedDriver", greedy)
-    with pytest.raises(
-        DeviceError,
-        match=r"op 'matmul.*' \(.*test_planted_faults\.py:\d+\): .* the least needs 1",
-    ):
+    with raises(DeviceError):
         train.step(nn.Linear(6, 5), batch)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 from jobs import GPT, losses_of_fit
 
 import actorflow as af
@@ -211,13 +212,8 @@ def test_an_evaluation_computes_in_the_precision_of_its_own_job(
 
 @pytest.mark.parametrize("word", ["float16", "BF16", "bfloat16", None, 16])
 def test_other_words_are_refused_with_the_choices_and_the_line(word):
-    with pytest.raises(CompileError) as caught:
+    with raises(CompileError):
         make_job(word)
-    message = str(caught.value)
-    assert "test_precision.py:" in message
-    assert (
-        f"precision of job 'train' must be one of 'fp32', 'bf16', 'fp16', got {word!r}" in message
-    )
 
 
 def test_a_user_is_told_that_bfloat16_is_chosen_for_a_job():
@@ -225,11 +221,11 @@ def test_a_user_is_told_that_bfloat16_is_chosen_for_a_job():
     def cast(model, batch):
         return batch.x.to("bfloat16")
 
-    with pytest.raises(CompileError, match=r"chosen for a whole job: write @af\.job\(precision="):
+    with raises(CompileError):
         cast.compile(make_model(), tokens())
-    with pytest.raises(CompileError, match=r"a parameter cannot be bfloat16: .*precision='bf16'"):
+    with raises(CompileError):
         nn.Parameter((3,), (("kind", "zeros"),), DType.BFLOAT16)
-    with pytest.raises(af.data.DataError, match="element type that numpy arrays have, came bfl"):
+    with raises(af.data.DataError):
         checked_spec({"x": (DType.BFLOAT16, (3,))})
 
 

@@ -1,22 +1,25 @@
 """Launched ranks of a training, one of which does something bad: told once, and nothing is left."""
 
 import json
+import mmap
 import re
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from launching import end_of, launcher
-from rank_faults import FAULTS, GRACE_S, PHASES, SCRIPT, STEPS, outcome
+from rank_faults import FAULTS, GRACE_S, PHASES, SCRIPT, STEPS, abandoned, outcome
 
 pytestmark = pytest.mark.no_gpu("ranks of one host meet in its memory")
 
 CELLS = {
     (1, "before", "raise"): (1, "rank 1 of 2 failed:\n.*\nRuntimeError: boom in before"),
-    (0, "compile", "hang"): (1, "rank 0 did not come within 8 s to where rank 1 waits"),
+    (0, "compile", "hang"): (1, "rank 0 did not arrive within 8 s where rank 1 waits"),
     (1, "compile", "kill"): (137, "rank 1 was ended by SIGKILL"),
     (0, "meeting", "vanish"): (1, r"rank 0 ended without a word \(os._exit\?\)"),
     (0, "data", "exit"): (3, "rank 0 ended with exit status 3"),
-    (1, "step", "stop"): (1, r"rank 1 was stopped \(SIGSTOP\) 8 s ago and does not go on"),
+    (1, "step", "stop"): (1, r"rank 1 was stopped \(SIGSTOP\) 8 s ago and has not continued"),
     (0, "step", "kill"): (137, "rank 0 was ended by SIGKILL"),
     (0, "checkpoint", "kill"): (137, "rank 0 was ended by SIGKILL"),
     (1, "last", "raise"): (1, "rank 1 of 2 failed:\n.*\nRuntimeError: boom in last"),
@@ -74,3 +77,12 @@ def test_a_second_launch_on_one_run_directory_is_refused_and_the_first_goes_on(t
     assert code == 1
     assert re.search(r"/run is being written by process \d+ on .*: two runs cannot share", err), err
     assert err.count("actorflow launch:") == 1
+
+
+def test_a_shared_file_counts_as_left_when_no_process_maps_it():
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.truncate(8)
+        name = Path(file.name).name
+        with mmap.mmap(file.fileno(), 8):
+            assert abandoned({name, "sem.that-is-gone"}) == []
+        assert abandoned({name}) == [name]

@@ -227,8 +227,8 @@ def test_a_step_that_is_not_whole_is_not_saved_and_the_newest_checkpoint_is_name
     code, _, err = blocked(tmp_path, case | {"writes_at_once": True})
     assert code == 1
     assert (
-        "the data source of rank 1 gave no batch for step 7 when the run was to stop, and others"
-        " had begun that step, in which 'norm.num_batches_tracked' is changed at once: the state"
-        " after step 6 is lost, and not saved; the newest checkpoint is that of step 4"
+        "the data source of rank 1 gave no batch for step 7 while the run was stopping, and"
+        " other ranks had started that step, which updates 'norm.num_batches_tracked' in place: the"
+        " state after step 6 is lost and not saved; the newest checkpoint is of step 4"
     ) in err
     assert CheckpointManager(tmp_path / "run").latest().manifest.step == 4

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from error_texts import raises
 
 from actors.kernels.library import runtime
 from compiler.contract.errors import DeviceError
@@ -96,8 +97,8 @@ def test_a_compiler_that_no_descriptor_is_left_for_is_not_missing(monkeypatch, n
     def run(*of, **options):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(runtime.subprocess, "run", run)
-    with pytest.raises(DeviceError, match=r"to ask the C compiler .*ulimit -n"):
+    monkeypatch.setattr(subprocess, "run", run)
+    with raises(DeviceError):
         runtime._version(command)
 
 
@@ -106,5 +107,5 @@ def test_a_compiler_that_cannot_be_started_is_none(monkeypatch, number):
     def run(*of, **options):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(runtime.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     assert runtime._version(("cc",)) is None

@@ -80,7 +80,7 @@ def test_ranks_come_to_what_one_rank_comes_to(name):
         assert_trained(training.run(af.Mesh(**axes)), alone, training.near)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("axes", [{"stage": 3}, {"stage": 3, "data": 2}], ids=str)
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("without", [None, 0, 1, 2])

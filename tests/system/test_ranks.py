@@ -8,7 +8,7 @@ from rank_threads import RankThreads
 import actorflow as af
 from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from actors.race.race import check_races
-from compiler.contract.placement import SHARED, MeshLink
+from compiler.contract.placement import SHARED
 from compiler.contract.plan_tables import ActorKind
 from compiler.contract.types import DType, TensorType
 
@@ -85,9 +85,7 @@ def trained(plan, batches, group=SINGLE_PROCESS):
 
 @pytest.mark.no_gpu("the collective here is a kernel of the host")
 @pytest.mark.parametrize("options", [{}, {"streams": 2}], ids=str)
-def test_ranks_train_alike_and_as_one_with_all_batches(monkeypatch, native_toolchain, options):
-    monkeypatch.setattr(MeshLink, "least_bytes", least_bytes)  # or all would be one bucket
-
+def test_ranks_train_alike_and_as_one_with_all_batches(many_buckets, native_toolchain, options):
     def train(model, batch):
         return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
@@ -128,9 +126,7 @@ def test_ranks_train_alike_and_as_one_with_all_batches(monkeypatch, native_toolc
     ],
     ids=str,
 )
-def test_all_that_a_job_may_ask_for_keeps_the_order_of_collectives(monkeypatch, options, asked):
-    monkeypatch.setattr(MeshLink, "least_bytes", least_bytes)
-
+def test_all_that_a_job_may_ask_for_keeps_the_order_of_collectives(many_buckets, options, asked):
     @af.job(optimizer=af.optim.AdamW(1e-3), mesh=af.Mesh(data=4), **options)
     def train(model, batch):
         return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())

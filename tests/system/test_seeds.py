@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 from jobs import assert_same
 
 import actorflow as af
-from compiler.pipeline import pipeline
-from compiler.pipeline.pipeline import compile_graph
 
 
 def run(train, model, source, **options):
@@ -42,17 +41,10 @@ def test_a_seed_of_a_run_stands_for_that_of_its_job(fitted):
     assert fitted(0, seed=0)[0] == fitted(0)[0] != rows
 
 
-def test_runs_of_several_seeds_share_a_plan(mlp, classification, classify, monkeypatch):
-    compiled = []
-
-    def counted(*arguments):
-        compiled.append(arguments)
-        return compile_graph(*arguments)
-
-    monkeypatch.setattr(pipeline, "compile_graph", counted)
+def test_runs_of_several_seeds_share_a_plan(mlp, classification, classify, compiled_graphs):
     train = classify()
     rows = [run(train, mlp(dropout=0.3), classification(), seed=seed)[0] for seed in (1, 2, 1)]
-    assert len(compiled) == 1
+    assert len(compiled_graphs) == 1
     assert rows[0] == rows[2] != rows[1]
 
 
@@ -79,11 +71,11 @@ def test_a_resumed_run_needs_the_seed_it_began_with(fitted, tmp_path):
     _, whole = fitted(0, seed=3, checkpoint=tmp_path)
     _, again = fitted(0, seed=3, checkpoint=tmp_path)
     assert_same(again.variables, whole.variables)
-    with pytest.raises(af.CompileError, match="was made with seed 3, this job has seed 0"):
+    with raises(af.CompileError):
         fitted(0, checkpoint=tmp_path)
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "1", 1 << 63, True])
 def test_what_is_no_seed_is_an_error(fitted, seed):
-    with pytest.raises(af.CompileError, match=r"test_seeds\.py:\d+.*seed.*must be"):
+    with raises(af.CompileError):
         fitted(seed=seed)

@@ -75,7 +75,7 @@ told, text = threading.Event(), []
 class Listen(logging.Handler):
     def emit(self, record):
         text.append(record.getMessage())
-        if "goes on" in text[-1]:
+        if "continues" in text[-1]:
             resumed.set()
         told.set()
 
@@ -117,7 +117,7 @@ def test_stall_seconds_says_who_holds_a_run_up_and_when_it_goes_on(run_python, t
     assert "'data' has been in its source port (" in first
     assert f", now at {tmp_path / 'program.py'}:" in first
     assert "\nDONE step" in (dump / "stall.txt").read_text()
-    assert any(line.startswith("the run goes on, after about ") for line in rest)
+    assert any(line.startswith("the run continues after about ") for line in rest)
 
 
 def test_0_stall_seconds_starts_no_watchdog(run_python):

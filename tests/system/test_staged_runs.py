@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 from jobs import GPT
 from rank_threads import RankThreads
 from staged_plans import ROWS, Layers, squares, staged_plans
@@ -96,7 +97,6 @@ JOBS = {
 
 
 @pytest.mark.thinned(4)
-@pytest.mark.no_gpu("ranks meet in memory of the host")
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize(
     ("name", "num_stages"), [("gpt", 2), ("gpt", 3), ("layers", 2), ("layers", 3), ("views", 2)]
@@ -132,8 +132,7 @@ CASES += [("shared", 2, {"stage": 2, "model": 3}, {})]
 CASES += [("layers", 3, MESHES[0], {}), ("layers", 2, MESHES[0], {"zero": True})]
 
 
-@pytest.mark.thinned(8)
-@pytest.mark.no_gpu("ranks meet in memory of the host")
+@pytest.mark.thinned(16)
 @pytest.mark.parametrize(("name", "every", "mesh", "asked"), CASES, ids=str)
 def test_a_job_on_a_mesh_with_stages_trains_as_one_rank_does(
     native_toolchain, name, every, mesh, asked
@@ -161,5 +160,5 @@ def test_a_job_on_a_mesh_with_stages_trains_as_one_rank_does(
 def test_a_job_is_refused_whose_stages_are_not_those_of_its_mesh():
     model, fn, spec, _ = JOBS["gpt"]
     job = af.job(fn, mesh=af.Mesh(stage=3), optimizer=af.optim.SGD(0.1))
-    with pytest.raises(af.CompileError, match="nothing of the job is on stage 2"):
+    with raises(af.CompileError):
         job.compile(model(2), spec)

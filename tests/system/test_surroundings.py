@@ -85,6 +85,7 @@ def test_a_reader_that_sleeps_does_not_hold_a_run_up(start_python, tmp_path):
     assert is_saved(tmp_path)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "trouble",
     [

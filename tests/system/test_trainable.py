@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 from jobs import assert_same
 
 import actorflow as af
@@ -74,19 +75,19 @@ def test_jobs_that_train_parts_of_one_model_take_turns(mlp, classification, clas
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"trainable": "heda.*"}, r"trainable of job 'train': pattern 'heda\.\*' matches no param"),
-        ({"trainable": "down"}, r"write 'down\.\*' for what is below"),
-        ({"trainable": ["*", "!*"]}, "its model has no parameter to train.*trainable="),
-        ({"trainable": []}, r"trainable of job 'train' must be a pattern .*, got \[\]"),
-        ({"trainable": 3}, "trainable of job 'train' must be a pattern .*, got 3"),
-        ({"trainable": "*", "train": False, "optimizer": None}, "does not train; leave it out"),
+        {"trainable": "heda.*"},
+        {"trainable": "down"},
+        {"trainable": ["*", "!*"]},
+        {"trainable": []},
+        {"trainable": 3},
+        {"trainable": "*", "train": False, "optimizer": None},
     ],
     ids=str,
 )
 def test_patterns_that_choose_nothing_are_errors_that_say_how_to_mend(
-    mlp, classification, classify, options, message
+    mlp, classification, classify, options
 ):
-    with pytest.raises(af.CompileError, match=rf"conftest\.py:\d+.*{message}"):
+    with raises(af.CompileError):
         classify(**options).fit(mlp(), classification(), steps=1, progress=False)

@@ -13,30 +13,43 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import re
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
 
 from actors.device.cuda.driver import (
     SCRATCH_BYTE,
-    CudaDriver,
     CudaError,
+    DriverMemory,
     TimedAlternatives,
     is_of_library,
     is_out_of_memory,
 )
-from actors.kernels.common.files import DamagedFile, load_measurements, replace_object
+from actors.kernels.common.files import load_measurements, replace_object
 from actors.kernels.cuda.calls import LtEpilogue, LtLayout, LtProduct
+from compiler.contract.codec import Text, text_where
 from compiler.contract.types import DType
 
 # Kept in a file for each library and GPU: the fastest algorithm of each product, and the number of
 # the fastest of some ways to do the same, by what they do. A choice stands once it is made: the
 # same product has the same algorithm in every later run, and so the same bits. Of two processes
 # that measure at once, the first to keep is followed by the other.
+
+
+_HEX = re.compile("([0-9a-f]{2})*")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChoices:
+    """The content of the file: algorithms in hexadecimal digits."""
+
+    made_for: Text
+    products: Mapping[Text, Annotated[str, text_where(_HEX.fullmatch, "hexadecimal digits")]]
 
 
 @dataclass(slots=True)
@@ -69,22 +82,16 @@ class ProductChoices:
         if self.file is not None:
             products = {name: value.hex() for name, value in self.known.items()}
             with contextlib.suppress(OSError):  # a folder that cannot be written costs a trial
-                replace_object(self.file, {"made_for": self.made_for, "products": products})
+                replace_object(self.file, StoredChoices(self.made_for, products))
         return self.known[key]
 
     def _read(self) -> dict[str, bytes]:
         if self.file is None:
             return {}
-        return load_measurements(self.file, self._decoded, "products are timed anew") or {}
-
-    def _decoded(self, found: dict[str, object]) -> dict[str, bytes]:
-        products = found.get("products")
-        if found.get("made_for") != self.made_for or not isinstance(products, dict):
-            raise DamagedFile("it is for another library or GPU")
-        try:
-            return {str(name): bytes.fromhex(value) for name, value in products.items()}
-        except (TypeError, ValueError) as error:
-            raise DamagedFile(str(error)) from None
+        choices = load_measurements(self.file, StoredChoices, "products are timed again")
+        if choices is None or choices.made_for != self.made_for:
+            return {}
+        return {name: bytes.fromhex(value) for name, value in choices.products.items()}
 
 
 LIBRARY = "libcublasLt.so.13"
@@ -468,7 +475,7 @@ _NON_BLOCKING = 1
 class LibraryTrial:
     """Memory and a clock on which libraries are tried; both go at the end of the `with`."""
 
-    def __init__(self, driver: CudaDriver, ask: Callable[..., Any]) -> None:
+    def __init__(self, driver: DriverMemory, ask: Callable[..., Any]) -> None:
         self._driver, self._ask = driver, ask
         self._blocks: list[int] = []
 

@@ -151,11 +151,11 @@ def read_back(said: str) -> CudnnCall:
     """Return what a graph says, which is JSON, as a record. Raises UnknownGraph."""
     graph = json.loads(said)
     if len(graph["nodes"]) != 1:
-        raise UnknownGraph(f"a graph has {len(graph['nodes'])} nodes, and ours have one")
+        raise UnknownGraph(f"a graph has {len(graph['nodes'])} nodes, expected one")
     (node,) = graph["nodes"]
     names = next((names for names, spec in _NODES.items() if spec.type == node["type"]), None)
     if names is None:
-        raise UnknownGraph(f"a graph has a node {node['type']!r}, which is none of ours")
+        raise UnknownGraph(f"a graph has a node of unknown type {node['type']!r}")
     added_up = graph["context"].get("compute_data_type")
     if added_up != _TYPES[DType.FLOAT32]:
         raise UnknownGraph(f"a graph computes in {added_up}")
@@ -220,7 +220,7 @@ def _conv(tensors: tuple[CudnnTensor, ...], params: Mapping[str, Any]) -> ConvCa
 def _refuse_others(params: Mapping[str, object], known: tuple[str, ...]) -> None:
     unknown = sorted({*params} - {*known})
     if unknown:
-        raise UnknownGraph(f"a graph has parameters that are not ours: {', '.join(unknown)}")
+        raise UnknownGraph(f"a graph has unknown parameters: {', '.join(unknown)}")
 
 
 PACKAGE = "cudnn"
@@ -237,7 +237,7 @@ _LOADER_PATH = "LD_LIBRARY_PATH"
 
 INSTALL = (
     "python -m pip install 'actorflow[cudnn]', or compile the job again with ACTORFLOW_CUDNN=0,"
-    " which takes kernels of ours"
+    " which uses actorflow's kernels"
 )
 
 _BARRED = (
@@ -368,8 +368,8 @@ class Cudnn:
     def _built(self, call: CudnnCall, workspace_bytes: int) -> CudnnChoice:
         cudnn, graph = self._cudnn, self.describe(call)
         what = (
-            f"cuDNN has no way to compute {call.about} within {workspace_bytes:,} bytes of"
-            " workspace; compile the job with ACTORFLOW_CUDNN=0, which takes kernels of ours"
+            f"cuDNN has no algorithm for {call.about} within {workspace_bytes:,} bytes of"
+            " workspace; compile the job with ACTORFLOW_CUDNN=0, which uses actorflow's kernels"
         )
         with _told("cudnnGraphBuild", _NOT_SUPPORTED, what), _scores_limited(call):
             graph.build_operation_graph()

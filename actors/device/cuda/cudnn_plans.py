@@ -25,7 +25,7 @@ from actors.kernels.common.files import (
     write_checksummed,
 )
 
-_ANEW = "cuDNN builds its plan anew"
+_ANEW = "cuDNN builds its plan again"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 Streams do not block one another or the default stream; a capture is of this thread alone, so that
 what other threads ask for goes on, and an allocation is refused rather than baked into the graph.
 
-No other module imports cupy, and this one only when a GPU is opened. Of cupy only the low-level
-calls on integers are used. They raise CUDA's codes, but for `eventQuery`, which returns them.
+No module but this one and `nccl` imports cupy, and these only when a GPU is opened. Of cupy only
+the low-level calls on integers are used. They raise CUDA's codes, but for `eventQuery`, which
+returns them.
 
 Source: CUDA Runtime API and Driver API, versions 13; CuPy 14 (cupy_backends.cuda.api).
 """
@@ -17,6 +18,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,8 @@ from actors.device.cuda.driver import (
     forked,
     is_out_of_memory,
 )
-from actors.kernels.cuda.calls import CudnnCall, KernelText, LtProduct
+from actors.device.cuda.nccl import Nccl, find_nccl
+from actors.kernels.cuda.calls import CudnnCall, KernelText, LtProduct, RunCollective
 from actors.kernels.cuda.nvrtc import cubins, find_library
 from compiler.contract.errors import DeviceError
 
@@ -50,11 +53,14 @@ class CupyCalls:
 
     Args:
         index: Which of those that CUDA shows to this process.
+        modules: cupy's modules of the driver and the runtime.
+        current: The device of each thread, which all GPUs of a process share.
     """
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, modules: tuple[Any, Any], current: threading.local) -> None:
         """Find it. Raises DeviceError, which says what is missing."""
-        self._cuda, self._runtime = modules()
+        self._cuda, self._runtime = modules
+        self._current = current
         self._errors = (self._cuda.CUDADriverError, self._runtime.CUDARuntimeError)
         self._index = index
         self._check(f"cuda:{index}")
@@ -110,11 +116,11 @@ class CupyCalls:
     def _enter(self) -> None:
         """Make this GPU that of the thread, where code of others may have set another one."""
         self._call(self._runtime, "setDevice", (self._index,))
-        _current.index = self._index
+        self._current.index = self._index
 
     def here(self) -> None:
         """Make this GPU that of the thread, unless it is, as far as we know."""
-        if getattr(_current, "index", None) != self._index:
+        if getattr(self._current, "index", None) != self._index:
             self._enter()
 
 
@@ -130,19 +136,38 @@ def modules() -> tuple[Any, Any]:
     return driver, runtime
 
 
-_ANY_KIND = 4
+@dataclass(frozen=True, slots=True)
+class CudaLibraries:
+    """What a driver loads, each when it is first needed.
+
+    `modules` are cupy's modules of the driver and the runtime; `current` the device of each thread;
+    `build` compiles kernels; `find` gives the path of a library, from which `products` makes
+    cuBLASLt; `cudnn` takes what a GPU is called and a folder.
+    """
+
+    modules: Callable[[], tuple[Any, Any]] = modules
+    current: threading.local = _current
+    build: Callable[..., tuple[bytes, ...]] = cubins
+    find: Callable[[str], str] = find_library
+    products: Callable[[str], CublasLt] = CublasLt
+    cudnn: Callable[[str, Path | None], Cudnn] = Cudnn
+
+
+_INSTALLED = CudaLibraries()
+
+ANY_KIND = 4
 """cudaMemcpyDefault: addresses say where they are."""
 
 # cudaStreamNonBlocking: no order with the default stream. cudaStreamCaptureModeThreadLocal: calls
 # of other threads do not break a capture.
-_NON_BLOCKING, _THREAD_LOCAL = 1, 1
+NON_BLOCKING, THREAD_LOCAL = 1, 1
 # cudaEventBlockingSync | cudaEventDisableTiming: the thread sleeps and frees its core.
-_BLOCKING_WITHOUT_TIMES = 1 | 2
+BLOCKING_WITHOUT_TIMES = 1 | 2
 # cudaHostAllocPortable | cudaHostAllocMapped: all devices see it, at one address.
-_PORTABLE_AND_MAPPED = 1 | 2
+PORTABLE_AND_MAPPED = 1 | 2
 # cudaErrorNotReady.
 _NOT_READY = 600
-_SHARED_LIMIT, _MAX_SHARED_ATTRIBUTE, _NUM_REGISTERS = 32 << 10, 8, 4
+_SHARED_LIMIT, MAX_SHARED_ATTRIBUTE, NUM_REGISTERS = 32 << 10, 8, 4
 
 
 class CupyDriver:
@@ -153,9 +178,12 @@ class CupyDriver:
         folder: Keeps kernels and plans that were built, products that were timed; None for none.
     """
 
-    def __init__(self, index: int, folder: Path | None = None) -> None:
+    def __init__(
+        self, index: int, folder: Path | None = None, libraries: CudaLibraries = _INSTALLED
+    ) -> None:
         """Open it. Raises DeviceError, which says what is missing."""
-        self._calls = CupyCalls(index)
+        self._calls = CupyCalls(index, libraries.modules(), libraries.current)
+        self._libraries = libraries
         self._ask, self._put = self._calls.ask, self._calls.put
         self._index = index
         self._folder = folder
@@ -172,6 +200,7 @@ class CupyDriver:
         self._choices: list[LtChoice] = []
         self._cudnn: Cudnn | None = None
         self._cudnn_choices: list[CudnnChoice] = []
+        self._collectives: Nccl | None = None
         properties = self._ask("getDeviceProperties", index)
         self._seen = DeviceProperties(
             properties["name"].decode(),
@@ -201,7 +230,7 @@ class CupyDriver:
 
     def allocate_pinned(self, size_bytes: int) -> int:
         """Return the address of new host memory, for host and device alike."""
-        return int(self._ask("hostAlloc", size_bytes, _PORTABLE_AND_MAPPED))
+        return int(self._ask("hostAlloc", size_bytes, PORTABLE_AND_MAPPED))
 
     def free_pinned(self, address: int) -> None:
         """Give pinned memory back."""
@@ -209,13 +238,13 @@ class CupyDriver:
 
     def copy(self, target: int, source: int, size_bytes: int) -> None:
         """Copy bytes between any two places, and wait until that is done."""
-        self._ask("memcpy", target, source, size_bytes, _ANY_KIND)
+        self._ask("memcpy", target, source, size_bytes, ANY_KIND)
         # Pageable memory is only staged when the copy returns, and no stream of ours waits for it.
         self._ask("streamSynchronize", 0)
 
     def copy_later(self, target: int, source: int, size_bytes: int, stream: int) -> None:
         """Copy bytes between device and pinned memory, or within either."""
-        self._put("memcpyAsync", target, source, size_bytes, _ANY_KIND, stream)
+        self._put("memcpyAsync", target, source, size_bytes, ANY_KIND, stream)
 
     def fill_later(self, target: int, value: int, size_bytes: int, stream: int) -> None:
         """Set every byte of a range of device memory."""
@@ -225,12 +254,12 @@ class CupyDriver:
 
     def make_stream(self, name: str) -> int:
         """Return a new stream."""
-        self._streams.append(self._ask("streamCreateWithFlags", _NON_BLOCKING))
+        self._streams.append(self._ask("streamCreateWithFlags", NON_BLOCKING))
         return self._streams[-1]
 
     def make_event(self) -> int:
         """Return a new event, which takes no times and on which a thread can sleep."""
-        self._events.append(self._ask("eventCreateWithFlags", _BLOCKING_WITHOUT_TIMES))
+        self._events.append(self._ask("eventCreateWithFlags", BLOCKING_WITHOUT_TIMES))
         return self._events[-1]
 
     def record(self, event: int, stream: int) -> None:
@@ -265,7 +294,7 @@ class CupyDriver:
         if not missing:
             return
         # NVRTC compiles texts on threads of their own; loading is done by this one.
-        images = cubins(missing, self._arch, self._folder, os.cpu_count() or 1)
+        images = self._libraries.build(missing, self._arch, self._folder, os.cpu_count() or 1)
         for text, image in zip(missing, images, strict=True):
             self._modules[text.text] = self._calls.ask_driver("moduleLoadData", image)
 
@@ -282,7 +311,7 @@ class CupyDriver:
             ask = self._calls.ask_driver
             self._functions[key] = ask("moduleGetFunction", self._modules[text.text], name)
             # Asking for something loads it: a capture is no time for that.
-            ask("funcGetAttribute", _NUM_REGISTERS, self._functions[key])
+            ask("funcGetAttribute", NUM_REGISTERS, self._functions[key])
         return self._functions[key]
 
     def launch_later(
@@ -301,7 +330,7 @@ class CupyDriver:
             self._parameters[words] = (ctypes.c_void_p * 1)(words)
         # More than 48 KiB of shared memory, with what the text has itself, must be asked for.
         if shared_bytes > self._with_shared.get(function, _SHARED_LIMIT):
-            setting = (function, _MAX_SHARED_ATTRIBUTE, shared_bytes)
+            setting = (function, MAX_SHARED_ATTRIBUTE, shared_bytes)
             self._calls.ask_driver("funcSetAttribute", *setting)
             self._with_shared[function] = shared_bytes
         parameters = ctypes.addressof(self._parameters[words])
@@ -365,9 +394,9 @@ class CupyDriver:
 
     def _cublaslt(self) -> CublasLt:
         if self._library is None:
-            path = find_library(LIBRARY)
+            path = self._libraries.find(LIBRARY)
             try:
-                library = CublasLt(path)
+                library = self._libraries.products(path)
             except OSError as error:
                 raise DeviceError(
                     f"products on cuda:{self._index} need cuBLAS of CUDA 13, and {path} cannot be"
@@ -410,16 +439,46 @@ class CupyDriver:
         """Return the library, opened for the GPU that is current in this thread."""
         if self._cudnn is None:
             major, minor = self._seen.capability
-            library = Cudnn(f"{self._seen.name}, {major}.{minor}", self._folder)
+            library = self._libraries.cudnn(f"{self._seen.name}, {major}.{minor}", self._folder)
             library.open()
             self._cudnn = library
         return self._cudnn
+
+    # -- collectives -----------------------------------------------------------------------------
+
+    def unique_id(self) -> bytes:
+        """Return what the ranks of a new communicator know it by."""
+        return self._nccl().unique_id()
+
+    def join_communicator(
+        self, unique_id: bytes, num_ranks: int, rank: int, deadline_s: float
+    ) -> int:
+        """Wait for all ranks and return the communicator."""
+        return self._nccl().join(unique_id, num_ranks, rank, deadline_s)
+
+    def collective_later(self, call: RunCollective, stream: int) -> None:
+        """Put a call on a stream."""
+        self._calls.here()
+        self._nccl().run(call, stream)
+
+    def check_communicator(self, communicator: int) -> None:
+        """Raise CudaError where a call has failed."""
+        self._nccl().check(communicator)
+
+    def abort_communicator(self, communicator: int) -> None:
+        """Let the streams go on that wait for other ranks."""
+        self._nccl().abort(communicator)
+
+    def _nccl(self) -> Nccl:
+        if self._collectives is None:
+            self._collectives = Nccl(find_nccl(), self._calls.here)
+        return self._collectives
 
     # -- graphs ----------------------------------------------------------------------------------
 
     def begin_capture(self, stream: int) -> None:
         """Record from here on what this thread puts on a stream."""
-        self._ask("streamBeginCapture", stream, _THREAD_LOCAL)
+        self._ask("streamBeginCapture", stream, THREAD_LOCAL)
 
     def end_capture(self, stream: int) -> int:
         """Return what was recorded as a graph that can be launched."""
@@ -448,6 +507,8 @@ class CupyDriver:
         ):
             while handles:
                 self._ask(name, handles.pop())
+        if self._collectives is not None:
+            self._collectives.close()  # it waits for graphs that have its calls
         if self._library is not None:
             self._library.close()
         if self._cudnn is not None:

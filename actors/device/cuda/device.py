@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from actors.device.cuda import memory
 from actors.device.cuda.driver import (
     SCRATCH_BYTE,
     CudaDriver,
     CudaError,
+    DriverMemory,
     TimedAlternatives,
     explained,
     fault_of,
@@ -33,28 +35,32 @@ from actors.device.cuda.streams import (
     Current,
     PreparedCall,
     StepwiseChain,
-    bind_whole,
+    WholeChain,
     prepared,
     put_on,
 )
 from actors.kernels.common import host_memory
+from actors.kernels.common.kernel import require_plan
 from actors.kernels.cuda.calls import (
     AlternativeCalls,
+    CollectiveKind,
     CopyBytes,
     DeviceCall,
     DeviceCalls,
     FillBytes,
     KernelText,
     LaunchCalls,
+    RunCollective,
     RunKernel,
     RunProduct,
     every_call,
 )
-from actors.kernels.cuda.kernel import CudaKernel, DeviceView, PlacedView
+from actors.kernels.cuda.kernel import BindToViews, CudaKernel, DeviceView, PlacedView, operand_of
 from actors.machine.protocol import Array, Chain, DeviceStream, FullDevice
 from compiler.contract.attrs import AttrValue
 from compiler.contract.errors import ActorflowError, DeviceError, InternalError
 from compiler.contract.placement import Device, DeviceKind, Memory
+from compiler.contract.types import DType, TensorType
 
 # Of several ways to do the same a launch takes the fastest: each is timed once at load. For that
 # its kernel binds it a second time, to scratch that lies as its operands do: what the plan has in
@@ -63,6 +69,8 @@ from compiler.contract.placement import Device, DeviceKind, Memory
 
 _ALIGNMENT = 256
 """Addresses are told apart up to here; memory of a driver begins at a multiple."""
+
+T = TypeVar("T")
 
 Placed = tuple[tuple[PlacedView, ...], tuple[PlacedView, ...], DeviceView | None]
 """Inputs, outputs and workspace of a launch."""
@@ -78,7 +86,7 @@ class UntunedLaunch:
     launch: CudaLaunch
     calls: LaunchCalls
     operands: Placed
-    bind: Callable[[Placed], LaunchCalls]
+    bind: BindToViews
 
     def autotune(self, context: CudaContext) -> None:
         """Choose, and prepare the launch; its texts must be loaded. Raises CudaError."""
@@ -104,7 +112,7 @@ class UntunedLaunch:
                 None if workspace is None else scratch.moved(workspace),
             )
             # The same place among the calls: layouts decide the calls, and those did not change.
-            call = context.supported(self.bind(operands))[number]
+            call = context.supported(self.bind(*operands))[number]
             if not isinstance(call, AlternativeCalls):
                 raise InternalError(f"a launch has other calls on scratch: {call!r}")
             runs = [
@@ -118,7 +126,7 @@ class UntunedLaunch:
 class _TrialScratch:
     """Memory for one trial."""
 
-    def __init__(self, driver: CudaDriver, held: ExitStack) -> None:
+    def __init__(self, driver: DriverMemory, held: ExitStack) -> None:
         self._driver, self._held = driver, held
         self.fills: list[FillBytes] = []
 
@@ -157,6 +165,8 @@ def _texts(way: DeviceCalls) -> Iterator[str]:
                 yield f"{call.name} on {call.num_blocks} x {call.num_threads}"
             case CopyBytes() | FillBytes():
                 yield f"{type(call).__name__} of {call.size_bytes}"
+            case RunCollective():
+                raise InternalError("what ranks do together is no alternative of one of them")
             case _:
                 yield f"{call.record}; in {call.workspace_bytes}"
 
@@ -206,8 +216,14 @@ class CudaDevice:
         self._current = Current()
         self._unloaded: dict[str, KernelText] = {}
         self._open: list[UntunedLaunch] = []
+        self._unfinished: list[WholeChain] = []
 
     # -- memory ----------------------------------------------------------------------------------
+
+    @property
+    def driver(self) -> CudaDriver:
+        """The driver of its GPU."""
+        return self._kept.driver
 
     def allocate(self, size_bytes: int, alignment: int, memory: Memory) -> DeviceBlock | Array:
         """Return a block; see `DeviceStore.allocate`."""
@@ -263,6 +279,7 @@ class CudaDevice:
         inputs: tuple[PlacedView, ...],
         outputs: tuple[PlacedView, ...],
         workspace: DeviceView | None,
+        types: tuple[TensorType, ...],
     ) -> CudaLaunch:
         """Return the launch of a kernel; see `DeviceStore.bind`.
 
@@ -270,9 +287,11 @@ class CudaDevice:
         """
         self._kept.check_process()
         try:
-            bind = partial(_bound, self._kernels[kernel], attrs)
+            views, count = (*inputs, *outputs), len(inputs)
+            lying = tuple([operand_of(x, t) for x, t in zip(views, types, strict=True)])
+            bind = require_plan(self._kernels[kernel], attrs, lying[:count], lying[count:]).bind
             operands = (inputs, outputs, workspace)
-            calls = self._context.supported(bind(operands))
+            calls = self._context.supported(bind(*operands))
             launch = self._launch(calls, operands, bind)
         except ActorflowError:
             raise
@@ -287,9 +306,7 @@ class CudaDevice:
                 self._unloaded.setdefault(call.text.text, call.text)
         return launch
 
-    def _launch(
-        self, calls: LaunchCalls, operands: Placed, bind: Callable[[Placed], LaunchCalls]
-    ) -> CudaLaunch:
+    def _launch(self, calls: LaunchCalls, operands: Placed, bind: BindToViews) -> CudaLaunch:
         launch = CudaLaunch(self._context, self._current)
         single = tuple([call for call in calls if not isinstance(call, AlternativeCalls)])
         if len(single) == len(calls):
@@ -335,9 +352,80 @@ class CudaDevice:
             # A launch that a trace wraps is no CudaLaunch any more and cannot be captured.
             if self._is_stepwise or len(cuda_launches) < len(launches):
                 return (StepwiseChain(self._context, self._current, stream, launches),)
-            return (bind_whole(self._context, stream, cuda_launches),)
+            chain = WholeChain(self._context, stream, cuda_launches)
+            if all([launch.is_prepared for launch in cuda_launches]):
+                chain.finish()
+            else:
+                self._unfinished.append(chain)
+            return (chain,)
         except CudaError as error:
             raise explained(error, self.device) from error
+
+    # -- other ranks -----------------------------------------------------------------------------
+
+    def unique_id(self) -> bytes:
+        """Return what the ranks of a new communicator know it by. Raises DeviceError."""
+        return self._asked(self._kept.driver.unique_id)
+
+    def join_communicator(
+        self, unique_id: bytes, num_ranks: int, rank: int, deadline_s: float
+    ) -> int:
+        """Return a communicator when all its ranks are there. Raises DeviceError."""
+        join = self._kept.driver.join_communicator
+        return self._asked(partial(join, unique_id, num_ranks, rank, deadline_s))
+
+    def connect_neighbours(self, communicator: int, place: int) -> None:
+        """Send a byte from the first of two ranks to the other one, and wait. Raises DeviceError.
+
+        NCCL connects two ranks at their first transfer, and both wait for that. In a capture each
+        would do so in the order of its own chains, in which two stages may cross.
+        """
+        driver = self._kept.driver
+        counts, received = ((0, 0), (1, 0)) if place else ((0, 1), (0, 0))
+
+        def send() -> None:
+            block = driver.allocate(_ALIGNMENT)
+            kind, dtype = CollectiveKind.EXCHANGE, DType.UINT8
+            call = RunCollective(kind, communicator, block, block, counts, dtype, received=received)
+            driver.collective_later(call, driver.make_stream("connect"))
+            driver.synchronize()
+            driver.free(block)
+
+        self._asked(send)
+
+    def make_collective(self) -> CudaLaunch:
+        """Return a launch that is prepared once there are communicators."""
+        return CudaLaunch(self._context, self._current)
+
+    def finish_chains(self) -> None:
+        """Make graphs of the chains whose launches are prepared by now. Raises DeviceError."""
+        chains, self._unfinished = self._unfinished, []
+        for chain in chains:
+            self._asked(chain.finish)
+
+    def check_communicator(self, communicator: int) -> None:
+        """Raise DeviceError where a collective has failed; any thread may ask."""
+        self._asked(partial(self._kept.driver.check_communicator, communicator))
+
+    def give_up(self, communicators: Sequence[int], error: Exception) -> None:
+        """End what waits for other ranks, and raise `error` in every later wait, as a fault.
+
+        What ran behind it worked on bytes that mean nothing. From any thread, once.
+        """
+        # First the word, then the end: whoever is woken must not take what is there for results.
+        self._context.reports.give_up(error)
+        for communicator in communicators:
+            with suppress(CudaError):  # a GPU that has failed waits for nobody
+                self._kept.driver.abort_communicator(communicator)
+
+    def _asked(self, call: Callable[[], T]) -> T:
+        self._kept.check_process()
+        try:
+            return call()
+        except CudaError as error:
+            raise explained(error, self.device) from error
+
+    # -- the end of all work ---------------------------------------------------------------------
 
     def synchronize(self) -> None:
         """Block this thread until every stream is empty. Raises DeviceFault."""
@@ -347,10 +435,6 @@ class CudaDevice:
         except CudaError as error:
             raise fault_of(error, self.device) from error
         self._context.check()
-
-
-def _bound(kernel: CudaKernel, attrs: Mapping[str, AttrValue], operands: Placed) -> LaunchCalls:
-    return kernel.bind(attrs, *operands)
 
 
 def _aligned(block: Array, alignment: int) -> Array:

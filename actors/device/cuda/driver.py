@@ -1,4 +1,7 @@
-"""What is asked of CUDA: some twenty calls on numbers, answered by a GPU or by an emulation.
+"""What is asked of CUDA: some thirty calls on numbers, answered by a GPU or by an emulation.
+
+The calls are named by role: memory, streams and events, kernels, libraries, collectives, graphs.
+Code that needs one role takes a driver as that, and `CudaDriver` is all of them for one GPU.
 
 Addresses and handles are integers. Whatever ends in `_later` is put on a stream and returns at
 once. Every call raises `CudaError` with the driver's code; codes of work that was put on a stream
@@ -21,7 +24,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from actors.kernels.cuda.calls import CudnnCall, KernelText, LtProduct
+from actors.kernels.cuda.calls import CudnnCall, KernelText, LtProduct, RunCollective
 from actors.machine.protocol import DeviceFault, DeviceStream
 from compiler.contract.errors import ActorflowError, DeviceError, InternalError, OutOfMemory
 from compiler.contract.placement import Device
@@ -72,20 +75,11 @@ class TimedAlternatives:
     runs: tuple[RunOn, ...]
 
 
-class CudaDriver(Protocol):
-    """One GPU. Any thread may wait (`synchronize_event`, `synchronize`) or free memory.
-
-    For all else one thread uses a driver at a time: the one that loads a plan, then the dispatcher,
-    which runs all actors of devices. Those of the host have threads of their own, which only wait.
-    """
-
-    def seen(self) -> DeviceProperties:
-        """Return what the GPU is."""
+class DriverMemory(Protocol):
+    """Memory of a GPU and pinned memory of the host."""
 
     def free_bytes(self) -> int:
         """Return the bytes of device memory that can be had."""
-
-    # Memory.
 
     def allocate(self, size_bytes: int) -> int:
         """Return the address of new device memory, a multiple of 256."""
@@ -108,7 +102,9 @@ class CudaDriver(Protocol):
     def fill_later(self, target: int, value: int, size_bytes: int, stream: int) -> None:
         """Set every byte of a range of device memory."""
 
-    # Streams and events.
+
+class DriverStreams(Protocol):
+    """Streams and events of a GPU."""
 
     def make_stream(self, name: str) -> int:
         """Return a new stream, which waits for no other by itself."""
@@ -131,7 +127,9 @@ class CudaDriver(Protocol):
     def synchronize(self) -> None:
         """Block this thread until all streams are empty."""
 
-    # Kernels, products and attention.
+
+class DriverKernels(Protocol):
+    """Kernels of our own texts."""
 
     def load(self, texts: Sequence[KernelText]) -> None:
         """Build and load the kernels of some texts, several at once; those that are there stay."""
@@ -150,6 +148,10 @@ class CudaDriver(Protocol):
         stream: int,
     ) -> None:
         """Run a kernel on an argument block at a host address, which is read at once."""
+
+
+class DriverLibraries(Protocol):
+    """Products of cuBLASLt and calls of cuDNN."""
 
     def make_product(self, product: LtProduct, workspace_bytes: int) -> int:
         """Choose how to compute a product in so much workspace, and return the choice.
@@ -183,7 +185,40 @@ class CudaDriver(Protocol):
     ) -> None:
         """Run a call of cuDNN on tensors in the order of its record."""
 
-    # Graphs.
+
+class DriverCollectives(Protocol):
+    """Communicators of NCCL, each of some ranks with a GPU of its own.
+
+    All ranks of a communicator put the same calls on a stream in the same order, all captured or
+    none. Any thread may check or abort one. It ends with the driver.
+    """
+
+    def unique_id(self) -> bytes:
+        """Return what the ranks of a new communicator know it by; one of them makes it for all."""
+
+    def join_communicator(
+        self, unique_id: bytes, num_ranks: int, rank: int, deadline_s: float
+    ) -> int:
+        """Wait for all ranks and return the communicator.
+
+        Raises CudaError where one does not come in time, or where two ranks have one GPU.
+        """
+
+    def collective_later(self, call: RunCollective, stream: int) -> None:
+        """Put a call on a stream, which goes on when all ranks have done their part."""
+
+    def check_communicator(self, communicator: int) -> None:
+        """Raise CudaError where a call that was put on a stream has failed; never blocks."""
+
+    def abort_communicator(self, communicator: int) -> None:
+        """Let the streams go on that wait for other ranks; what they leave means nothing.
+
+        Never blocks. Nothing is put on a stream by this communicator afterwards.
+        """
+
+
+class DriverGraphs(Protocol):
+    """Captures of a stream, as graphs that are launched at once."""
 
     def begin_capture(self, stream: int) -> None:
         """Record from here on what this thread puts on a stream."""
@@ -193,6 +228,25 @@ class CudaDriver(Protocol):
 
     def graph_later(self, graph: int, stream: int) -> None:
         """Run a graph."""
+
+
+class CudaDriver(
+    DriverMemory,
+    DriverStreams,
+    DriverKernels,
+    DriverLibraries,
+    DriverCollectives,
+    DriverGraphs,
+    Protocol,
+):
+    """One GPU. Any thread may wait (`synchronize_event`, `synchronize`) or free memory.
+
+    For all else one thread uses a driver at a time: the one that loads a plan, then the dispatcher,
+    which runs all actors of devices. Those of the host have threads of their own, which only wait.
+    """
+
+    def seen(self) -> DeviceProperties:
+        """Return what the GPU is."""
 
     def close(self) -> None:
         """Give everything back; nothing may be asked for afterwards."""
@@ -219,7 +273,7 @@ STICKY: Mapping[int, str] = MappingProxyType(
 
 # cudaErrorStreamCapture...: what may not happen while a stream is captured.
 _CAPTURE = range(900, 909)
-_LIBRARIES = ("cublas", "cudnn", "nvrtc")
+_LIBRARIES = ("cublas", "cudnn", "nvrtc", "nccl")
 """How names of calls begin whose codes are not CUDA's."""
 
 
@@ -236,8 +290,9 @@ def is_out_of_memory(error: CudaError) -> bool:
 def forked(device: str) -> DeviceError:
     """Return what to raise in a child, forked from a process with CUDA, that opens a GPU itself."""
     return DeviceError(
-        f"{device} cannot be opened in process {os.getpid()}: it was forked from one that uses"
-        " CUDA, which does not survive that. Start the process with multiprocessing's 'spawn'"
+        f"{device} cannot be opened in process {os.getpid()}: it was forked from a process that"
+        " uses CUDA, and CUDA does not support fork. Start the process with multiprocessing's"
+        " 'spawn'"
     )
 
 
@@ -251,7 +306,8 @@ def explained(error: CudaError, device: Device) -> ActorflowError:
     if is_out_of_memory(error):
         return OutOfMemory(
             f"{device} has no memory left for what CUDA itself needs ({error.call}): kernels and"
-            " graphs lie beside the plan's arenas; set a smaller memory budget or batch"
+            " graphs need memory besides the arenas of the plan; set a smaller memory budget or"
+            " batch"
         )
     if not is_of_library(error) and error.code in _CAPTURE:
         return InternalError(f"a chain cannot be captured on {device}: {_words(error)}")
@@ -282,6 +338,13 @@ def fault_of(
     if launch is None:
         text += "; ACTORFLOW_SYNC=1 runs launch by launch, and names the one that fails"
     fault = DeviceFault(text, stream=stream, launch=launch)
+    fault.__cause__ = error
+    return fault
+
+
+def fault_by(error: Exception, device: Device) -> DeviceFault:
+    """Return the fault of a device that was given up because another rank failed: its cause."""
+    fault = DeviceFault(f"{device} was given up: {error}")
     fault.__cause__ = error
     return fault
 

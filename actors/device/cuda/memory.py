@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from actors.device.cuda.driver import CudaDriver, CudaError
+from actors.device.cuda.driver import CudaDriver, CudaError, DriverMemory
 from actors.kernels.common import host_memory
 from actors.kernels.cuda.calls import Explain, KernelText, RunKernel, StatusWord, Word
 from actors.kernels.cuda.kernel import DeviceView
@@ -47,8 +47,8 @@ class KeptDriver:
         if os.getpid() != self._pid:
             raise DeviceError(
                 f"a CUDA device is open in process {self._pid}, from which this one,"
-                f" {os.getpid()}, was forked: CUDA does not survive that. Start the process with"
-                " multiprocessing's 'spawn'"
+                f" {os.getpid()}, was forked, and CUDA does not support fork. Start the process"
+                " with multiprocessing's 'spawn'"
             )
 
     def free(self, address: int) -> None:
@@ -151,7 +151,7 @@ def view_on(
     return DeviceView(block.address + offset_bytes, type_, strides_bytes)
 
 
-def read(driver: CudaDriver, view: DeviceView) -> Array:
+def read(driver: DriverMemory, view: DeviceView) -> Array:
     """Return a copy of a window, whatever its strides are."""
     buffer, window = _on_host(view)
     first, size = extent_of(view)
@@ -160,7 +160,7 @@ def read(driver: CudaDriver, view: DeviceView) -> Array:
     return window if view.is_dense else np.array(window)
 
 
-def write(driver: CudaDriver, view: DeviceView, array: Array) -> None:
+def write(driver: DriverMemory, view: DeviceView, array: Array) -> None:
     """Fill a window, whatever its strides are; bytes between its elements stay."""
     buffer, window = _on_host(view)
     first, size = extent_of(view)
@@ -305,15 +305,21 @@ class StatusCell:
 class StatusReports:
     """What kernels of all devices of a run have reported: one may compute what another brings out.
 
-    `has_cells`: whether any kernel may report.
+    `has_cells`: whether any kernel may report. `given_up`: why no result counts any more, if so.
     """
 
-    __slots__ = ("_memories", "_num_streams", "has_cells")
+    __slots__ = ("_memories", "_num_streams", "given_up", "has_cells")
 
     def __init__(self) -> None:
         self._memories: list[StatusMemory] = []
         self._num_streams = 0
         self.has_cells = False
+        self.given_up: Exception | None = None
+
+    def give_up(self, error: Exception) -> None:
+        """Have every wait raise a fault with this cause from now on; the first one stays."""
+        if self.given_up is None:
+            self.given_up = error
 
     def join(self, memory: StatusMemory) -> None:
         """Take a device's cells in."""

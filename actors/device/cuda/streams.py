@@ -17,7 +17,10 @@ from functools import partial
 from actors.device.cuda.driver import (
     CudaDriver,
     CudaError,
+    DriverGraphs,
+    DriverKernels,
     TimedAlternatives,
+    fault_by,
     fault_of,
     is_of_library,
 )
@@ -41,6 +44,7 @@ from actors.kernels.cuda.calls import (
     FillBytes,
     LaunchCalls,
     LtProduct,
+    RunCollective,
     RunCudnn,
     RunKernel,
     RunProduct,
@@ -146,6 +150,8 @@ class CudaContext:
 
         Only for launches that `known` says were waited for; for all, if it is None.
         """
+        if self.reports.given_up is not None:
+            raise fault_by(self.reports.given_up, self.device)
         if not self.reports.has_something:
             return
         if known is not None and not any([c.is_within(known) for c in self.reports.raised_cells()]):
@@ -288,9 +294,11 @@ class CudaLaunch:
 
     Called by itself, as a trace does, it goes on the stream of the chain that runs, and has ended
     when it returns.
+
+    `is_prepared`: whether it is known what it does; a collective is prepared when its ranks meet.
     """
 
-    __slots__ = ("_calls", "_context", "_current", "_puts", "cells")
+    __slots__ = ("_calls", "_context", "_current", "_puts", "cells", "is_prepared")
 
     def __init__(self, context: CudaContext, current: Current) -> None:
         self.cells: tuple[StatusCell, ...] = ()
@@ -298,10 +306,22 @@ class CudaLaunch:
         self._current = current
         self._calls: tuple[PreparedCall, ...] = ()
         self._puts: tuple[Put, ...] = ()
+        self.is_prepared = False
 
     def prepare(self, calls: DeviceCalls) -> None:
         """Say what the launch does, before it is first put on a stream."""
+        self.is_prepared = True
         self._calls = tuple([(call, self._prepared(call)) for call in calls])
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether it does something together with other ranks."""
+        return any([isinstance(call, RunCollective) for call, _ in self._calls])
+
+    @property
+    def calls(self) -> DeviceCalls:
+        """What the launch does, of alternatives the one that was taken; none before `prepare`."""
+        return tuple([call for call, _ in self._calls])
 
     def _prepared(self, call: DeviceCall) -> ArgumentBlock | int:
         if not isinstance(call, RunKernel) or call.status is None:
@@ -357,31 +377,49 @@ def put_on(driver: CudaDriver, stream: int, call: DeviceCall, made: ArgumentBloc
             return partial(driver.product_later, made, a, b, c, d, workspace, stream)
         case RunCudnn(_, addresses, workspace), int():
             return partial(driver.cudnn_later, made, addresses, workspace, stream)
+        case RunCollective(), _:
+            return partial(driver.collective_later, call, stream)
     raise InternalError(f"a launch asks for {call!r}, which no CUDA device can do")
 
 
 class WholeChain:
-    """A chain that a firing puts on its stream at once: a graph, or a few calls."""
+    """A chain that a firing puts on its stream at once: a graph, or a few calls.
 
-    __slots__ = ("_is_counted", "_launches", "_num_launches", "_puts", "_stream")
+    Its launches are prepared before the first firing, and then it is finished.
+    """
+
+    __slots__ = ("_context", "_is_counted", "_launches", "_num_launches", "_puts", "_stream")
 
     def __init__(
-        self,
-        stream: CudaStream,
-        launches: tuple[CudaLaunch, ...],
-        puts: tuple[Put, ...],
-        *,
-        is_counted: bool,
+        self, context: CudaContext, stream: CudaStream, launches: tuple[CudaLaunch, ...]
     ) -> None:
+        self._context = context
         self._stream = stream
         self._launches = launches  # whose argument blocks are read when they are put on the stream
         self._num_launches = len(launches)
-        self._puts = puts
-        self._is_counted = is_counted
+        self._puts: tuple[Put, ...] = ()
+        self._is_counted = any([launch.cells for launch in launches])
+
+    def finish(self) -> None:
+        """Make a graph of it where that pays. Raises CudaError where it cannot be captured."""
+        driver, stream = self._context.kept.driver, self._stream
+        puts: list[Put] = []
+        if self._is_counted:
+            puts.append(_kernel_put(driver, stream.handle, *stream.count_call))
+        for index, launch in enumerate(self._launches):
+            puts.extend(launch.puts_on(stream, index))
+        # All ranks capture a collective, or none: how many calls there are may differ by rank.
+        if len(puts) >= _LEAST_GRAPH or any([launch.is_collective for launch in self._launches]):
+            graph = _capture(driver, stream, puts)
+            puts = [partial(driver.graph_later, graph, stream.handle)]
+        self._puts = tuple(puts)
 
     def __call__(self) -> None:
         """Put all launches on the stream. Raises DeviceFault."""
         stream = self._stream
+        # A graph may hold calls of a communicator that is gone.
+        if self._context.reports.given_up is not None:
+            self._context.check()
         if self._is_counted:
             stream.count_firing()
         # Before the calls: a report of one of these is numbered from what was there before.
@@ -436,24 +474,7 @@ class StepwiseChain:
             self._context.check()
 
 
-def bind_whole(
-    context: CudaContext, stream: CudaStream, launches: tuple[CudaLaunch, ...]
-) -> WholeChain:
-    """Return a chain as a graph where that pays. Raises CudaError where it cannot be captured."""
-    driver = context.kept.driver
-    is_counted = any([launch.cells for launch in launches])
-    count = partial(_kernel_put, driver, stream.handle)
-    puts: list[Put] = [count(*stream.count_call)] if is_counted else []
-    for index, launch in enumerate(launches):
-        puts.extend(launch.puts_on(stream, index))
-    if len(puts) >= _LEAST_GRAPH:
-        graph = _capture(context, stream, puts)
-        puts = [partial(driver.graph_later, graph, stream.handle)]
-    return WholeChain(stream, launches, tuple(puts), is_counted=is_counted)
-
-
-def _capture(context: CudaContext, stream: CudaStream, puts: list[Put]) -> int:
-    driver = context.kept.driver
+def _capture(driver: DriverGraphs, stream: CudaStream, puts: list[Put]) -> int:
     with capturing():
         driver.begin_capture(stream.handle)
         try:
@@ -466,7 +487,7 @@ def _capture(context: CudaContext, stream: CudaStream, puts: list[Put]) -> int:
         return driver.end_capture(stream.handle)
 
 
-def _kernel_put(driver: CudaDriver, stream: int, call: RunKernel, block: ArgumentBlock) -> Put:
+def _kernel_put(driver: DriverKernels, stream: int, call: RunKernel, block: ArgumentBlock) -> Put:
     """Return a kernel's launch; whoever calls it keeps the block."""
     return partial(
         driver.launch_later,

@@ -1,8 +1,10 @@
 """How attention is cut: strips against chunks of scores, for as many heads as scratch holds.
 
-A block of scores is a strip of queries by a chunk of keys, or the other way round; it stays in
-cache between the calls that go over it. Scratch grows with the lengths, never with their product,
-and a causal block that is wholly hidden is no block.
+A block of scores is a strip of queries by a chunk of keys; it stays in cache between the calls that
+go over it. Scratch grows with the lengths, never with their product, and a causal block that is
+wholly hidden is no block. The gradient has the blocks of the forward pass: products of one shape
+make of the same operands the same scores to the bit, without which the probabilities of large
+scores would be noise.
 
 A bound block is a dozen Python objects, which no plan accounts for: the gradient of 48 heads of
 1,024 x 64 would keep 37 MB of them. So blocks are bound once, on scratch: a group of heads copies
@@ -103,30 +105,29 @@ class BlockExtents:
         both = min(self.rows, self.columns)
         return both * (both - 1) // 2 if self.causal else 0
 
-    def blocks_of(self, length: int) -> tuple[int, int]:
-        """Return the extents of strips and chunks when rows, or columns, are cut into strips."""
-        return block_extents(length, max(self.width, self.out))
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """The extents of strips of rows and of chunks of columns, which may exceed those there."""
+        return block_extents(self.rows, max(self.width, self.out))
+
+    @property
+    def is_one_strip(self) -> bool:
+        """Whether one strip has all rows."""
+        return self.blocks[0] >= self.rows
 
     def strips(self) -> Iterator[tuple[range, tuple[range, ...]]]:
         """Yield strips of rows, each with the chunks of columns that it sees."""
-        strip, chunk = self.blocks_of(self.rows)
+        strip, chunk = self.blocks
         for rows in _cut(range(self.rows), strip):
             yield rows, _cut(range(self.visible(rows.stop - 1)), chunk)
-
-    def strips_of_columns(self) -> Iterator[tuple[range, tuple[range, ...]]]:
-        """Yield strips of columns, each with the chunks of rows that see it."""
-        strip, chunk = self.blocks_of(self.columns)
-        for columns in _cut(range(self.columns), strip):
-            first = max(0, columns.start - self.offset) if self.causal else 0
-            yield columns, _cut(range(first, self.rows), chunk)
 
 
 def extents_of(attrs: Attrs, inputs: Sequence[Shaped], first: int = 0) -> BlockExtents:
     """Return the extents of a call from its inputs, of which q, k and v begin at `first`."""
     q, k, v = [x.shape for x in inputs[first : first + 3]]
     is_numbered = bool(attrs.get("numbered", False))
-    # 0: none, 1: mask, 2: seed and step, 3: all. A gradient has dy, y and lse besides q, k and v.
-    num_extras = len(inputs) - (6 if first else 3) - is_numbered
+    # 0: none, 1: mask, 2: seed and step, 3: all. A gradient has dy, y, lse and tail, too.
+    num_extras = len(inputs) - (7 if first else 3) - is_numbered
     return BlockExtents(
         *(math.prod(q[:-2]), q[-2], k[-2], q[-1], v[-1], flag(attrs, "causal")),
         is_masked=num_extras % 2 == 1,
@@ -159,7 +160,7 @@ def work_of(e: BlockExtents, num_products: int, itemsize: int = 4) -> Work:
     count = e.heads * num_products * item_weight(itemsize)
     products = (MatrixProduct(count, max(e.rows, 1), keys, (e.width + e.out) // 2),)
     size = float(itemsize * e.heads * visible)
-    return Work(1.0, 0.0, ((BytePass.PLAIN, size),), products)
+    return Work(1.0, 0.0, ((BytePass.SCORE, size),), products)
 
 
 def block_work(e: BlockExtents, group: int, num_products: int, itemsize: int) -> Work:

@@ -6,7 +6,8 @@ scratch, for some images or some rows of one image at a time; where a window is 
 they are x itself. The gradient of the weights is a product with the same columns. That of the input
 is a convolution again, of dy with the weights turned around: for strides s one for each of the s
 remainders of an element's place, with the elements of the kernel that reach it. So nothing is ever
-added up by place.
+added up by place. With channels last, windows of single elements are the rows of one matrix, and
+each of the three is one product of matrices that lie where they are.
 
 No step depends on where arrays lie: without scratch the steps are those of a call, on arrays that
 nobody may touch. Pooling shares no steps, but the windows (`windows_of`).
@@ -90,6 +91,10 @@ def steps_of(
     windows = Windows(
         weight.shape[2:], *[integers(attrs, name) for name in ("strides", "dilation", "low")]
     )
+    pointwise = _pointwise_product(op, x, weight, y, windows)
+    if pointwise is not None:
+        yield pointwise, 1
+        return
     whole = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
     x, y = [a.reshape(a.shape[0], groups, a.shape[1] // groups, *a.shape[2:]) for a in (x, y)]
     if op == "conv":
@@ -127,6 +132,44 @@ class ScratchLayout:
             strides = contiguous_strides(shape, self.dtype.itemsize)
             return as_strided(np.empty((), self.dtype), shape, strides)
         return self.placed[name][:size].view(self.dtype).reshape(shape)
+
+
+def _pointwise_product(
+    op: str, x: Array, weight: Array, y: Array, windows: Windows
+) -> Multiply | None:
+    """Return a convolution of single elements as one product; None where it is none.
+
+    That is with a kernel and strides of 1, without padding or groups, where images of x and y are
+    rows of channels, x [places, channels] and y [places, results].
+    """
+    has_single_elements = {*windows.kernel, *windows.strides} == {1} and not any(windows.low)
+    if not has_single_elements or x.shape[2:] != y.shape[2:] or weight.shape[1] != x.shape[1]:
+        return None
+    rows_of_x, rows_of_y = _rows_of_channels(x), _rows_of_channels(y)
+    if rows_of_x is None or rows_of_y is None:
+        return None
+    if not is_dense(weight.shape, weight.strides, weight.itemsize):
+        return None
+    matrix = weight.reshape(weight.shape[:2])
+    return {
+        "conv": Multiply(rows_of_x, matrix.T, rows_of_y),
+        "conv_input_grad": Multiply(rows_of_y, matrix, rows_of_x),
+        "conv_weight_grad": Multiply(rows_of_y.T, rows_of_x, matrix),
+    }[op]
+
+
+def _rows_of_channels(images: Array) -> Array | None:
+    """Return images [n, c, *S] as [places, c] with adjacent columns; None where they are none."""
+    count, channels, *extents = images.shape
+    first, step, *others = images.strides
+    axes = collapse_axes((count, *extents), ((first, *others),), in_order=True)
+    if len(axes) > 1 or (channels > 1 and step != images.itemsize):
+        return None
+    row_bytes = axes[0].steps[0] if axes else channels * images.itemsize
+    if row_bytes < channels * images.itemsize:
+        return None
+    shape = (count * math.prod(extents), channels)
+    return as_strided(images, shape, (row_bytes, images.itemsize))
 
 
 def _correlated(

@@ -1,263 +1,109 @@
-"""How long a launch takes: the quantities of its work at the rates of a machine.
+"""How long a launch on the host takes: the quantities of its work at the rates of a machine.
 
-Time = calls + inner loops + passes over cached bytes + products + what the caches do not hold. The
-last is charged by *reuse distance*: the bytes touched since these bytes were touched last (Mattson,
-Gecsei, Slutz & Traiger 1970), which decides the level of the hierarchy that still has them.
+The form is a *roofline* (Williams, Waterman & Patterson 2009), as for a GPU: a launch takes what
+its calls and products take, and the longer of computing and moving bytes: a program in C does both
+at once, and one that follows a product begins when that has ended. numpy computes in one call what
+the call before moved into the cache, so its launches take the sum of both. Bytes move at the rate
+of the cache that holds them, which their *reuse distance* decides: the bytes touched since these
+bytes were touched last (Mattson, Gecsei, Slutz & Traiger 1970).
 
 The planner prices with `REFERENCE`, the same on every machine, because plans must not depend on the
-machine that made them; the simulator prices with measured rates (`host.calibration`). `Rates` are
-of launches by numpy, and `CRates` of launches in C.
+machine that made them; the simulator prices with measured rates (`host.calibration`).
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 from actors.kernels.common.kernel import (
     BytePass,
-    CWork,
     KernelNeeds,
     MatrixProduct,
     Operand,
     Operands,
     Work,
 )
+from compiler.contract.codec import Bounds
 
-# Launches in C: how long one takes, and how many of the machine's cores it keeps busy.
-#
-# On one thread a launch takes what its passes and products take, and what its operands take to come
-# from where they lie. Threads share it by pieces: with 5 pieces on 2 threads, one of them does 3.
-# How much faster threads are together than one alone is measured, for passes and for products: two
-# cores of a shared machine, or two halves of one, are rarely twice as fast.
-#
-# So `busy_ns` of a launch, its time on one thread alone, over its `duration_ns` is the share of the
-# machine that it takes: what `actors.simulation.costs` divides among launches that run at once.
-#
-# Between two shared launches helpers spin for a while and sleep then: a shared launch after a
-# longer time on one thread, or at the beginning of a chain, wakes them first.
+DISTANCES_BYTES = (1 << 20, 4 << 20, 16 << 20, 32 << 20, 64 << 20)
+"""Reuse distances with a measured rate; below half of the first nothing is charged."""
 
-C_EXTENTS = (1, 8, 32, 128, 512)
-"""Extents of the measured products of one call; rates in between are interpolated."""
-
-ATTENTION_ROWS, ATTENTION_WIDTHS = (32, 128, 512), (32, 64, 128)
-"""Places and widths of the measured heads."""
-
-C_DISTANCES_BYTES = (1 << 20, 4 << 20, 16 << 20, 32 << 20)
-"""Reuse distances with a measured rate."""
-
-MOVES = (BytePass.SIMPLE, BytePass.STRIDED, BytePass.GATHER, BytePass.SCATTER)
-"""What moves bytes. Instructions run while more bytes are on their way: the longer one counts."""
+FACTORS = (1 << 16, 1 << 20)
+"""Elements of the second factors of the measured products."""
 
 HELPERS_SPIN_NS = 40_000.0
-"""As in runtime.c: helpers without work for longer sleep."""
+"""As in runtime.c: threads without work for longer sleep, and are woken by the next shared launch,
+which then begins later."""
+
+OPEN_NS = 2_000.0
+"""What it takes to hand pieces of a launch to other threads: 1.9 us on two cores of 2024."""
+
+PIECE_NS = 10_000.0
+"""What a piece of a shared launch takes at the reference rates: kernels cut their work by fixed
+rates, too, because the order of sums must not depend on a machine."""
+
+_VECTOR = 16
+"""Columns of a product are multiplied so many at once: fewer take as long."""
+
+_SHORT_ROWS, _SHORT_SUM = 1, 4
+"""m and k with which a product [m, k] [k, n] has half of its rate."""
 
 _CORE_SHARE = 0.9
 """What a core adds to a machine, where it was not measured."""
 
+_LOG_DISTANCES = tuple([math.log(distance) for distance in (1 << 19, *DISTANCES_BYTES)])
+_LOG_FACTORS = tuple([math.log(size) for size in FACTORS])
 _PLACE = {sort: place for place, sort in enumerate(BytePass)}
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a launch or a firing takes when it is alone, and what it would on one thread."""
+    """What a launch or a firing takes when it is alone, and what it would on one thread.
+
+    Their quotient is the share of the machine that it takes: what `actors.simulation.costs` divides
+    among launches that run at once.
+    """
 
     duration_ns: float
     busy_ns: float
+    is_shared: bool = False
+    """Whether threads share the launch."""
 
 
-@dataclass(frozen=True, slots=True)
-class CRates:
-    """What one thread of this machine needs in C, and what all of them gain.
+# Hints of what was measured, with the bounds that a file is held to.
 
-    `call_ns` is for a launch, `open_ns` for handing pieces to the other threads, `wake_ns` for what
-    that takes more where they sleep. `pass_ns` is per byte, by `BytePass`; `miss_ns` per byte that
-    was last touched each of `C_DISTANCES_BYTES` ago; `flops_per_ns` of a product
-    [m, k] [k, n] for m, n, k in `C_EXTENTS`, k fastest; `forward` and `backward` are flops per ns
-    of attention, by `ATTENTION_ROWS` and `ATTENTION_WIDTHS`.
-    `pass_speedup`, `miss_speedup` and `product_speedup`: how many times as fast as one thread all
-    `num_threads` are.
-    """
-
-    num_threads: int
-    call_ns: float
-    open_ns: float
-    wake_ns: float
-    pass_speedup: float
-    miss_speedup: float
-    product_speedup: float
-    pass_ns: tuple[float, ...]
-    miss_ns: tuple[float, ...]
-    flops_per_ns: tuple[float, ...]
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-
-    def capacity_of(self, num_cores: int) -> float:
-        """Return what all cores do in the time of one, those included that no launch uses."""
-        measured = max(self.pass_speedup, self.product_speedup, 1.0)
-        return measured + _CORE_SHARE * max(0, num_cores - self.num_threads)
-
-    def miss_ns_at(self, distance_bytes: float) -> float:
-        """Return the time per byte at a reuse distance, on one thread."""
-        places = (C_DISTANCES_BYTES[0] / 2, *C_DISTANCES_BYTES)
-        return _interpolated(places, (0.0, *self.miss_ns), distance_bytes)
-
-    def shared_miss_ns_at(self, distance_bytes: float) -> float:
-        """Return the same for bytes that threads share: most were touched by another one last.
-
-        They come from the cache of another core then, which is as far away as what all cores share.
-        """
-        share = 1 / self.num_threads
-        far = max(distance_bytes, C_DISTANCES_BYTES[1])
-        return share * self.miss_ns_at(distance_bytes) + (1 - share) * self.miss_ns_at(far)
-
-    def moves_ns(self, work: CWork) -> float:
-        """Return the time of moving operands in cache, on one thread."""
-        return self._passes_ns(work, is_moving=True)
-
-    def instructions_ns(self, work: CWork) -> float:
-        """Return the time of all instructions of programs on one thread."""
-        return self._passes_ns(work, is_moving=False)
-
-    def _passes_ns(self, work: CWork, *, is_moving: bool) -> float:
-        return sum(
-            [n * self.pass_ns[_PLACE[s]] for s, n in work.passes if (s in MOVES) == is_moving]
-        )
-
-    def products_ns(self, work: CWork) -> float:
-        """Return the time of all products and attention on one thread."""
-        plain = sum([item.flops / self._rate(item) for item in work.products if item.flops])
-        for items, rates in ((work.forward, self.forward), (work.backward, self.backward)):
-            plain += sum([x.flops / _rate_of_heads(rates, x) for x in items])
-        return plain
-
-    def is_shared(self, work: CWork) -> bool:
-        """Whether threads share a launch."""
-        return work.pieces >= 2 and self.num_threads >= 2
-
-    def price(self, work: CWork, missed_ns: float, idle_ns: float = 0.0) -> Price:
-        """Return the price of a launch whose operands take `missed_ns` of one thread to arrive.
-
-        `idle_ns` is since when the other threads have had nothing to do.
-        """
-        moves, products = self.moves_ns(work) + missed_ns, self.products_ns(work)
-        instructions = self.instructions_ns(work)
-        # A row reduction must end before its row is read again, so the two do not overlap.
-        passes = moves + instructions if work.reduces_rows else max(moves, instructions)
-        busy = self.call_ns + passes + products
-        if not self.is_shared(work):
-            return Price(busy, busy)
-        speedup = self.miss_speedup if missed_ns > passes / 2 else self.pass_speedup
-        duration = (
-            self.call_ns
-            + work.openings * self.open_ns
-            + (self.wake_ns if idle_ns > HELPERS_SPIN_NS else 0.0)
-            + passes / self._gain(speedup, work.pieces)
-            + products / self._gain(self.product_speedup, work.pieces)
-        )
-        return Price(duration, busy)
-
-    def _gain(self, speedup: float, pieces: float) -> float:
-        """Return how many times as fast threads are that share some pieces."""
-        threads = min(self.num_threads, pieces)
-        # Threads take whole pieces: the one with most of them decides.
-        ideal = pieces / math.ceil(pieces / threads)
-        # What each further thread adds, as measured with all of them.
-        share = (speedup - 1) / (self.num_threads - 1)
-        return 1 + max(0.0, share) * (ideal - 1)
-
-    def _rate(self, item: MatrixProduct) -> float:
-        """Return the rate of a product; its logarithm is linear in those of the extents."""
-        size, rate = len(C_EXTENTS), 0.0
-        for i, u in _corners_in_c(item.m):
-            for j, v in _corners_in_c(item.n):
-                for k, w in _corners_in_c(item.k):
-                    rate += u * v * w * math.log(self.flops_per_ns[(i * size + j) * size + k])
-        return math.exp(rate)
-
-
-def _interpolated(places: Sequence[float], values: Sequence[float], x: float) -> float:
-    """Return the value at x, linear in the logarithm of the places, constant outside."""
-    right = bisect_right(places, x)
-    if right == 0 or right == len(places):
-        return values[0] if right == 0 else values[-1]
-    low, high = places[right - 1], places[right]
-    share = math.log(x / low) / math.log(high / low)
-    return values[right - 1] * (1 - share) + values[right] * share
-
-
-def _rate_of_heads(rates: Sequence[float], item: MatrixProduct) -> float:
-    width = len(ATTENTION_WIDTHS)
-    by_rows = [
-        _interpolated(ATTENTION_WIDTHS, rates[place * width : (place + 1) * width], item.k)
-        for place in range(len(ATTENTION_ROWS))
-    ]
-    return _interpolated(ATTENTION_ROWS, by_rows, item.m)
-
-
-def _corners_in_c(extent: int) -> tuple[tuple[int, float], ...]:
-    """Return the measured extents around one, with their weights."""
-    right = min(max(bisect_right(C_EXTENTS, extent), 1), len(C_EXTENTS) - 1)
-    low, high = C_EXTENTS[right - 1], C_EXTENTS[right]
-    share = min(max(math.log(max(extent, 1) / low) / math.log(high / low), 0.0), 1.0)
-    return (right - 1, 1.0 - share), (right, share)
-
-
-def reference_in_c(num_threads: int) -> CRates:
-    """Return rounded rates of a server core of 2024, of which so many work: not of this machine.
-
-    What must not depend on the machine that a plan is made on is decided with these.
-    """
-    grid = [m / (m + 4) * n / (n + 16) * k / (k + 16) for m, n, k in product(C_EXTENTS, repeat=3)]
-    heads = [t / (t + 32) * w / (w + 32) for t, w in product(ATTENTION_ROWS, ATTENTION_WIDTHS)]
-    gained = num_threads - 1
-    return CRates(
-        num_threads=num_threads,
-        call_ns=15.0,
-        open_ns=2_000.0,
-        wake_ns=0.0,
-        pass_speedup=1 + 0.9 * gained,
-        miss_speedup=1 + 0.6 * gained,
-        product_speedup=1 + 0.9 * gained,
-        pass_ns=(0.01, 0.005, 0.04, 0.05, 0.08, 0.08, 0.6, 0.01, 0.02, 0.04, 0.06, 0.25),
-        miss_ns=(0.003, 0.02, 0.025, 0.04),
-        flops_per_ns=tuple([180.0 * x for x in grid]),
-        forward=tuple([120.0 * x for x in heads]),
-        backward=tuple([150.0 * x for x in heads]),
-    )
-
-
-# Launches by numpy, and the durations that the planner has from `REFERENCE`.
-
-EXTENTS = (1, 16, 64, 256, 1024)
-"""Extents of the measured products; rates in between are interpolated, beyond they stay."""
-
-DISTANCES_BYTES = (1 << 20, 4 << 20, 16 << 20, 32 << 20, 64 << 20)
-"""Reuse distances with a measured rate; below the first nothing is charged."""
-_LOG_EXTENTS = tuple([math.log(extent) for extent in EXTENTS])
-_LOG_DISTANCES = tuple([math.log(distance) for distance in (1 << 19, *DISTANCES_BYTES)])
+Rate = Annotated[float, Bounds(0.0, 1e12)]
+Gain = Annotated[float, Bounds(1.0, 1e6)]
+Speed = Annotated[float, Bounds(1e-9, 1e12)]
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a machine needs for a unit of each quantity of work.
+    """What one thread of a machine needs for each quantity of work, and what its threads gain.
 
-    `pass_ns` is per byte, by `BytePass`; `miss_ns` per byte that was last touched each of
-    `DISTANCES_BYTES` ago; `flops_per_ns` of a product [m, k] [k, n] for m, n, k in `EXTENTS`, k
-    fastest. `in_c` is what native launches need, where they were measured;
-    `blas_threads` are those that numpy's products keep busy.
+    `call_ns` and `loop_ns` are for those of `Work`; `pass_ns` is per byte, by `BytePass`; `miss_ns`
+    per byte that was last touched each of `DISTANCES_BYTES` ago; `flops_per_ns` of products [m, k]
+    [k, n] with k n of each of `FACTORS`: a factor that no near cache holds is read again and again.
+
+    `num_threads` share a launch in C: together they compute `compute_gain` times as fast as one,
+    and move bytes `move_gain` times as fast. `wake_ns` is what a shared launch takes more where
+    they sleep. `blas_threads` are those that numpy's products keep busy.
     """
 
-    call_ns: float
-    loop_ns: float
-    pass_ns: tuple[float, ...]
-    miss_ns: tuple[float, ...]
-    flops_per_ns: tuple[float, ...]
-    in_c: CRates | None = None
-    blas_threads: float = 1.0
+    call_ns: Rate
+    loop_ns: Rate
+    pass_ns: Annotated[tuple[Rate, ...], len(BytePass)]
+    miss_ns: Annotated[tuple[Rate, ...], len(DISTANCES_BYTES)]
+    flops_per_ns: Annotated[tuple[Speed, ...], len(FACTORS)]
+    num_threads: Annotated[int, Bounds(1, 1 << 20)] = 1
+    compute_gain: Gain = 1.0
+    move_gain: Gain = 1.0
+    wake_ns: Rate = 0.0
+    blas_threads: Gain = 1.0
 
     def pass_ns_of(self, sort: BytePass) -> float:
         """Return the time per byte of one sort of pass."""
@@ -265,67 +111,102 @@ class Rates:
 
     def miss_ns_at(self, distance_bytes: float) -> float:
         """Return the time per byte at a reuse distance, linear in its logarithm."""
-        return _interpolate(_LOG_DISTANCES, (0.0, *self.miss_ns), math.log(max(distance_bytes, 1)))
+        return _interpolated(_LOG_DISTANCES, (0.0, *self.miss_ns), distance_bytes)
 
     def product_ns(self, item: MatrixProduct) -> float:
-        """Return the time of products; the logarithm of the rate is trilinear in the extents'."""
+        """Return the time of products."""
         if not item.flops:
             return 0.0
-        corners = [_corners(extent) for extent in (item.m, item.n, item.k)]
-        rate = 0.0
-        for (i, u), (j, v), (k, w) in product(*corners):
-            place = (i * len(EXTENTS) + j) * len(EXTENTS) + k
-            rate += u * v * w * math.log(self.flops_per_ns[place])
-        return item.flops / math.exp(rate)
+        filled = -(-item.n // _VECTOR) * _VECTOR / item.n
+        shortness = (1 + _SHORT_ROWS / item.m) * (1 + _SHORT_SUM / item.k)
+        rate = _interpolated(_LOG_FACTORS, self.flops_per_ns, item.k * item.n)
+        return item.flops / rate * filled * shortness
 
-    def work_ns(self, work: Work) -> float:
-        """Return the time of work on operands that are in cache."""
-        return (
-            work.calls * self.call_ns
-            + work.loops * self.loop_ns
-            + sum([size * self.pass_ns_of(sort) for sort, size in work.passes])
-            + sum([self.product_ns(item) for item in work.products])
-        )
+    def products_ns(self, work: Work) -> float:
+        """Return the time of all products of a launch."""
+        return sum([self.product_ns(item) for item in work.products])
+
+    def moving_ns(self, work: Work) -> float:
+        """Return the time of moving operands that are in cache."""
+        moves = [size for sort, size in work.passes if sort is BytePass.MOVE]
+        return sum(moves) * self.pass_ns_of(BytePass.MOVE)
+
+    def computing_ns(self, work: Work) -> float:
+        """Return the time of everything else that a launch does, beside calls and products."""
+        passes = [(sort, size) for sort, size in work.passes if sort is not BytePass.MOVE]
+        passes_ns = sum([size * self.pass_ns_of(sort) for sort, size in passes])
+        return work.loops * self.loop_ns + passes_ns
+
+    def price(self, work: Work, missed_ns: float, idle_ns: float = 0.0) -> Price:
+        """Return the price of a launch whose operands take `missed_ns` to come into the cache.
+
+        `idle_ns` is since when the threads that share launches have had nothing to do.
+        """
+        call, products = work.calls * self.call_ns, self.products_ns(work)
+        moving, computing = missed_ns + self.moving_ns(work), self.computing_ns(work)
+        if not work.is_native:
+            moving, computing = 0.0, moving + computing  # one call of numpy after the other
+        busy, threads = call + products + max(moving, computing), 1.0
+        if work.is_native and self.num_threads > 1:
+            programs_ns = max(REFERENCE.moving_ns(work), REFERENCE.computing_ns(work))
+            reference_ns = REFERENCE.products_ns(work) + programs_ns
+            threads = min(reference_ns / PIECE_NS, self.num_threads)
+        if threads < 2:
+            blas_ns = 0.0 if work.is_native else products * (self.blas_threads - 1)
+            return Price(busy, busy + blas_ns)
+        waking = self.wake_ns if idle_ns > HELPERS_SPIN_NS else 0.0
+        # What each further thread adds, as measured with all of them.
+        added = (threads - 1) / (self.num_threads - 1)
+        move_gain, compute_gain = [1 + (x - 1) * added for x in (self.move_gain, self.compute_gain)]
+        shared = products / compute_gain + max(moving / move_gain, computing / compute_gain)
+        return Price(call + OPEN_NS + waking + shared, busy, is_shared=True)
+
+    def capacity_of(self, num_cores: int) -> float:
+        """Return what all cores do in the time of one, those included that no launch uses."""
+        measured = max(self.compute_gain, self.move_gain, 1.0)
+        return measured + _CORE_SHARE * max(0, num_cores - self.num_threads)
 
 
-def _interpolate(places: tuple[float, ...], values: tuple[float, ...], x: float) -> float:
-    """Return the value at x of a piecewise linear function that is constant outside."""
-    right = bisect_right(places, x)
-    if right == 0:
-        return values[0]
-    if right == len(places):
-        return values[-1]
-    share = (x - places[right - 1]) / (places[right] - places[right - 1])
+def _interpolated(log_places: tuple[float, ...], values: tuple[float, ...], x: float) -> float:
+    """Return the value at x, linear in its logarithm and constant outside."""
+    log_x = math.log(max(x, 1))
+    right = bisect_right(log_places, log_x)
+    if right in (0, len(values)):
+        return values[max(0, right - 1)]
+    low, high = log_places[right - 1], log_places[right]
+    share = (log_x - low) / (high - low)
     return values[right - 1] * (1 - share) + values[right] * share
-
-
-def _corners(extent: int) -> tuple[tuple[int, float], ...]:
-    """Return the measured extents around one, with their weights."""
-    x = math.log(max(extent, 1))
-    right = min(bisect_right(_LOG_EXTENTS, x), len(EXTENTS) - 1)
-    low, high = _LOG_EXTENTS[right - 1], _LOG_EXTENTS[right]
-    share = min((x - low) / (high - low), 1.0)
-    return (right - 1, 1.0 - share), (right, share)
-
-
-def _reference_flops_per_ns() -> tuple[float, ...]:
-    """Return a smooth stand-in for a server core: half of the peak at m = 8, n = 24, k = 32."""
-    return tuple(
-        [
-            200.0 * m / (m + 8) * n / (n + 24) * k / (k + 32)
-            for m, n, k in product(EXTENTS, repeat=3)
-        ]
-    )
 
 
 REFERENCE = Rates(
     call_ns=1000.0,
     loop_ns=20.0,
-    pass_ns=(0.025, 0.035, 0.045, 0.1, 0.15, 0.1, 0.17, 0.05, 0.3, 0.1, 0.4, 0.5),
+    pass_ns=(
+        *(0.025, 0.035, 0.045, 0.1, 0.15, 0.1, 0.17, 0.05, 0.3, 0.1, 0.4, 3.0, 0.5),
+        *(0.015, 0.005, 0.035),  # of two threads, which the planner takes every machine to have
+    ),
     miss_ns=(0.002, 0.004, 0.01, 0.02, 0.03),
-    flops_per_ns=_reference_flops_per_ns(),
+    flops_per_ns=(200.0, 200.0),
 )
 """Rounded rates of a server of 2024 with two cores; the planner only compares what they give."""
+
+
+def reference_of_threads(num_threads: int) -> Rates:
+    """Return rounded rates of a server core of 2024, of which so many share launches in C.
+
+    What must not depend on the machine that a plan is made on is decided with these.
+    """
+    gained = num_threads - 1
+    return replace(
+        REFERENCE,
+        call_ns=150.0,
+        pass_ns=(*REFERENCE.pass_ns[:-3], 0.01, 0.005, 0.15),
+        miss_ns=(0.003, 0.02, 0.025, 0.04, 0.04),
+        flops_per_ns=(180.0, 180.0),
+        num_threads=num_threads,
+        compute_gain=1 + 0.9 * gained,
+        move_gain=1 + 0.6 * gained,
+    )
 
 
 def footprint_bytes(operand: Operand) -> int:
@@ -355,4 +236,4 @@ def swept(operands: Operands, work: Work) -> Operands:
 def duration_ns(operands: Iterable[Operand], work: Work, rates: Rates) -> float:
     """Return the time of a launch that is repeated on the same operands."""
     total = sum([footprint_bytes(operand) for operand in operands])
-    return rates.work_ns(work) + total * rates.miss_ns_at(total)
+    return rates.price(work, total * rates.miss_ns_at(total)).duration_ns

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import logging
 import os
 import stat
 import time
 import zlib
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from compiler.contract.codec import DecodeError, from_json, from_object, to_json, to_object
 from compiler.contract.files import PARTIAL, read_regular, replace_regular
 
 _MAX_PATHS = 2560
@@ -254,37 +253,36 @@ T = TypeVar("T")
 _report = logging.getLogger("actorflow").warning
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file, None where there is nothing. Raises DamagedFile."""
+def read_object(path: Path, cls: type[T]) -> T | None:
+    """Return the dataclass in a file, None where there is nothing. Raises DamagedFile."""
     try:
-        fields: dict[str, Any] = json.loads(read_checksummed(path))
+        return from_object(cls, from_json(read_checksummed(path)))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise DamagedFile(error.strerror or str(error)) from None
-    return fields
+    except DecodeError as error:
+        raise DamagedFile(str(error)) from None
 
 
-def load_measurements(path: Path, decode: Callable[[dict[str, Any]], T], anew: str) -> T | None:
-    """Return what `decode` makes of the object in a file; None where there is nothing of use.
+def load_measurements(path: Path, cls: type[T], anew: str) -> T | None:
+    """Return the dataclass in a file; None where there is nothing of use.
 
-    `decode` raises DamagedFile. A line says that a damaged file is not used, and what is measured
-    `anew`.
+    A line says that a damaged file is not used, and what is measured `anew`.
     """
     try:
-        fields = read_object(path)
-        return None if fields is None else decode(fields)
+        return read_object(path, cls)
     except DamagedFile as error:
         report_damage(path, error, anew)
         return None
 
 
-def replace_object(path: Path, values: dict[str, Any]) -> None:
-    """Replace a file by a JSON object, so that no reader sees half of it; makes its folder private.
+def replace_object(path: Path, value: object) -> None:
+    """Replace a file by a dataclass, so that no reader sees half of it; makes its folder private.
 
     Raises OSError, and leaves nothing behind then.
     """
-    write_checksummed(path, json.dumps(values, indent=1, sort_keys=True).encode())
+    write_checksummed(path, to_json(to_object(value)))
 
 
 def report_damage(path: Path, error: DamagedFile, anew: str) -> None:

@@ -6,8 +6,7 @@ these ops in C and in CUDA take their addresses and strides from the same views.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial, reduce
 
 import numpy as np
@@ -16,7 +15,9 @@ from numpy.lib.stride_tricks import as_strided
 from actors.kernels.common import cost
 from actors.kernels.common.kernel import (
     Attrs,
-    KernelNeeds,
+    HostPlan,
+    Kernel,
+    KernelPlan,
     Operands,
     Work,
     Workspace,
@@ -34,7 +35,7 @@ from compiler.contract.types import TensorType, numpy_dtype
 def allocate(size_bytes: int, alignment: int, memory: Memory) -> Array:
     """Return a block; see `DeviceStore.allocate`. Memory is ordinary whatever is asked for."""
     if memory is Memory.SHARED:
-        raise InternalError("memory that ranks share is made by what they meet through")
+        raise InternalError("shared memory of ranks is allocated by their communicator")
     try:
         block = np.empty(size_bytes + alignment, np.uint8)
     except ValueError as error:  # more than numpy can address
@@ -95,31 +96,25 @@ CopiesOf = Callable[[Arrays, Arrays, Attrs], list[list[Copy]]]
 """The phases of an op on its inputs and outputs; the copies of a phase may be made in any order."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopyKernel:
-    """Copies between views of inputs and outputs."""
+def _plan_copies(
+    op: str, copies: CopiesOf, attrs: Attrs, inputs: Operands, outputs: Operands
+) -> HostPlan | None:
+    """Plan copies between views of inputs and outputs.
 
-    op: str
-    copies: CopiesOf
+    It takes every call, but for a reshape between two tensors that are both not dense.
+    """
+    if not can_copy(op, inputs, outputs):
+        return None
+    phases = copies(meta_views(inputs), meta_views(outputs), attrs)
+    each = [_work(target, source) for copies in phases for target, source in copies]
+    work = reduce(Work.then, each, Work(0.0))
 
-    @property
-    def name(self) -> str:
-        """Name in the plan."""
-        return f"numpy.{self.op}"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take every call, but for a reshape between two tensors that are both not dense."""
-        if not can_copy(self.op, inputs, outputs):
-            return None
-        phases = self.copies(meta_views(inputs), meta_views(outputs), attrs)
-        each = [_work(target, source) for copies in phases for target, source in copies]
-        work = reduce(Work.then, each, Work(0.0))
-        return cost.needs(inputs, outputs, work, in_place=written_over(self.op))
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the copies."""
-        phases = self.copies(inputs, outputs, attrs)
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        phases = copies(inputs, outputs, attrs)
         return in_sequence([partial(np.copyto, *copy) for copies in phases for copy in copies])
+
+    needs = cost.needs(inputs, outputs, work, in_place=written_over(op))
+    return KernelPlan(needs, bind)
 
 
 def can_copy(op: str, inputs: Operands, outputs: Operands) -> bool:
@@ -201,13 +196,18 @@ def _joined(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
     return [copies]
 
 
-SHAPE_KERNELS = (
-    CopyKernel("copy", _copied),
-    CopyKernel("carry", _carried),
-    CopyKernel("copy_block", _copied_as_one),
-    CopyKernel("reshape", _reshaped),
-    CopyKernel("pad", _padded),
-    CopyKernel("concat", _joined),
+COPIES: Mapping[str, CopiesOf] = {
+    "copy": _copied,
+    "carry": _carried,
+    "copy_block": _copied_as_one,
+    "reshape": _reshaped,
+    "pad": _padded,
+    "concat": _joined,
+}
+"""What each op that only moves elements copies."""
+
+SHAPE_KERNELS = tuple(
+    [Kernel(f"numpy.{op}", op, partial(_plan_copies, op, copies)) for op, copies in COPIES.items()]
 )
 
 

@@ -1,8 +1,10 @@
-"""A kernel as every target has it: asked from shapes at compile time, bound to bytes at load.
+"""A kernel as every target has it: planned from types and layouts, bound to bytes at load.
 
-`query` sees types and layouts only, so a plan can be made on any machine. `bind` gets the arrays
-and the planned scratch, prepares every view, and returns a launch: one call without arguments
-that allocates nothing and writes only its outputs and its scratch.
+`plan` is a function of a call alone, so it needs no device and gives the same in every process. It
+is called when a program is compiled, for what the call needs, and again when the program is loaded,
+perhaps elsewhere, for the binding. `KernelPlan.bind` gets the arrays and the planned scratch,
+prepares every view, and returns a launch: one call without arguments that allocates nothing and
+writes only its outputs and its scratch.
 
 The file also has what a kernel and its callers exchange: scratch (`Piece`), work (`Work`), operands
 (`Operand`), attributes, and integer operands that choose rows.
@@ -15,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Generic, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +26,13 @@ from actors.kernels.common.strides import BLOCK_BYTES
 from actors.machine.protocol import Array, Arrays, Launch
 from compiler.contract.attrs import AttrValue
 from compiler.contract.errors import InternalError, bad_index
-from compiler.contract.plan import SubPlan
 from compiler.contract.program import FusedProgram
 from compiler.contract.region import TiledLoop
 from compiler.contract.types import DType, TensorType, contiguous_strides, numpy_dtype
 
-# Scratch. A kernel lists the `Piece`s that it wants once, in a function that both `query` and
-# `bind` call; so the bytes asked for and the arrays carved cannot differ. Pieces begin at multiples
-# of 64 bytes (a cache line, and the widest vector register).
+# Scratch. A kernel lists the `Piece`s that it wants once, in its plan; so the bytes asked for and
+# the arrays carved cannot differ. Pieces begin at multiples of 64 bytes (a cache line, and the
+# widest vector register).
 
 ALIGNMENT_BYTES = 64
 
@@ -59,7 +60,7 @@ def carve(workspace: Array | None, pieces: tuple[Piece, ...]) -> tuple[Array, ..
     """Return the arrays of `pieces` in `workspace`. Raises InternalError if it is too small."""
     needed, size = size_bytes(pieces), 0 if workspace is None else workspace.size
     if size < needed:
-        raise InternalError(f"a kernel needs {needed} bytes of workspace and was given {size}")
+        raise InternalError(f"a kernel needs {needed} bytes of workspace and got {size}")
     arrays: list[Array] = []
     offset = 0
     for piece in pieces:
@@ -97,8 +98,8 @@ CALLS_PER_PRODUCT = 2
 """numpy's way to BLAS is twice as long as to a loop of its own (1.6 against 0.8 us)."""
 
 
-NATIVE_CALLS = 0.1
-"""What a call from C costs, in calls of numpy."""
+NATIVE_CALLS = NATIVE_LOOPS = 0.1
+"""What a call from C costs, in calls of numpy, and a short loop in C in loops of numpy."""
 
 
 class BytePass(Enum):
@@ -123,7 +124,15 @@ class BytePass(Enum):
     """Rows taken by index."""
     SCATTER = "scatter"
     """Elements added by index."""
+    MASKED = "masked"
+    """Elements that numpy moves or adds where a flag says so: branches that are mispredicted."""
     RANDOM = "random"
+    MOVE = "move"
+    """Operands that a program in C reads and writes."""
+    ADD = "add"
+    """Instructions of a program in C, in additions of float32; they run while others are moved."""
+    SCORE = "score"
+    """Scores of attention in C, beside their products: an exponential each, and the mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,45 +151,13 @@ class MatrixProduct:
 
 
 @dataclass(frozen=True, slots=True)
-class CWork:
-    """What one launch in C does on one thread, and in how many pieces threads share it.
-
-    `passes` pairs a sort with bytes: SIMPLE are those that are moved to and from memory, the others
-    those of the elements that an instruction of the sort makes, in float32. `products` have the
-    extents of one call of a library, and `attentions` those of what the visible scores take:
-    `forward` ones first, then those of gradients. `openings`: how often the pool is opened.
-    `reduces_rows`: a row is walked several times, each time after the one before has ended.
-    """
-
-    passes: tuple[tuple[BytePass, float], ...] = ()
-    products: tuple[MatrixProduct, ...] = ()
-    forward: tuple[MatrixProduct, ...] = ()
-    backward: tuple[MatrixProduct, ...] = ()
-    pieces: float = 1.0
-    openings: float = 1.0
-    reduces_rows: bool = False
-
-    def then(self, other: CWork) -> CWork:
-        """Return the work of both, cut like the one with more pieces."""
-        return CWork(
-            (*self.passes, *other.passes),
-            (*self.products, *other.products),
-            (*self.forward, *other.forward),
-            (*self.backward, *other.backward),
-            max(self.pieces, other.pieces),
-            self.openings + other.openings,
-            self.reduces_rows or other.reduces_rows,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Work:
     """What one launch does.
 
     `calls` of numpy; `loops` are inner loops beyond one per call, which broadcasting and strides
     cause; `passes` pairs a sort of pass with the bytes it goes over; `unswept` are operands
-    (inputs, then outputs) that are not read as a whole. `in_c` tells what C does of a native
-    launch: the planner prices the other fields, whoever simulates this machine asks for it.
+    (inputs, then outputs) that are not read as a whole. Threads share a launch in C, `is_native`,
+    if it is long enough.
     """
 
     calls: float = 1.0
@@ -188,7 +165,7 @@ class Work:
     passes: tuple[tuple[BytePass, float], ...] = ()
     products: tuple[MatrixProduct, ...] = ()
     unswept: tuple[int, ...] = ()
-    in_c: Callable[[], CWork] | None = field(default=None, compare=False)
+    is_native: bool = False
 
     def then(self, other: Work) -> Work:
         """Return the work of both; `unswept` are this one's."""
@@ -198,12 +175,15 @@ class Work:
             (*self.passes, *other.passes),
             (*self.products, *other.products),
             self.unswept,
-            self.in_c and other.in_c and partial(_both, self.in_c, other.in_c),
+            self.is_native and other.is_native,
         )
 
 
-def _both(one: Callable[[], CWork], other: Callable[[], CWork]) -> CWork:
-    return one().then(other())
+def native_work(
+    *passes: tuple[BytePass, float], rows: int = 0, unswept: tuple[int, ...] = ()
+) -> Work:
+    """Return the work of a launch in C that makes these passes, with a loop for each row."""
+    return Work(NATIVE_CALLS, NATIVE_LOOPS * rows, passes, unswept=unswept, is_native=True)
 
 
 def item_weight(itemsize: int) -> float:
@@ -294,7 +274,7 @@ Operands = tuple[Operand, ...]
 
 
 def operands_of(arrays: Arrays) -> Operands:
-    """Return arrays as `query` sees them; none of bfloat16, which numpy does not know."""
+    """Return arrays as a plan sees them; none of bfloat16, which numpy does not know."""
     return tuple([Operand(TensorType(DType(x.dtype.name), x.shape), 0, x.strides) for x in arrays])
 
 
@@ -311,9 +291,9 @@ class KernelNeeds:
     `duration_ns` is an estimate, the same on every machine. `work` is what the estimate was made
     from; with it the launch can be priced for another machine (`cost`).
 
-    Where it `keeps` the input at a place, a variable that no step writes, in a form of its own, the
-    workspace is the launch's from step to step: zeros at first, and whenever that variable is given
-    other values.
+    Where it keeps the input `prepacked_input`, a variable that no step writes, in a form of its
+    own, the workspace is the launch's from step to step: zeros at first, and whenever that variable
+    is given other values.
     """
 
     workspace_bytes: int = 0
@@ -323,47 +303,59 @@ class KernelNeeds:
     prepacked_input: int | None = None
 
 
-class KernelSpec(Protocol):
-    """What is known of a kernel of any device before there is one."""
-
-    @property
-    def name(self) -> str:
-        """Name in the plan, unique in the catalogue of its device: "numpy.fused"."""
-        ...
-
-    @property
-    def op(self) -> str:
-        """Name of the op computed."""
-        ...
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Return what this call needs, or None when this kernel does not take it."""
-        ...
+Binding = TypeVar("Binding", covariant=True)
+"""What binds the launches of a device."""
 
 
-class Kernel(KernelSpec, Protocol):
-    """One way to compute an op on the host."""
+@dataclass(frozen=True, slots=True)
+class KernelPlan(Generic[Binding]):
+    """What a kernel makes of a call: what it needs, and how it is bound.
 
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the launch on these arrays.
-
-        `workspace` is a dense vector of uint8, aligned to 64 bytes, of at least the bytes that
-        `query` named for the same types and layouts (None when it named 0).
-        """
-        ...
-
-
-@runtime_checkable
-class SelectableKernel(Protocol):
-    """What a kernel has besides when `query` takes only the calls that it is chosen for.
-
-    Of several kernels that could take a call, the one that is fastest on this machine is chosen. A
-    plan has chosen already, perhaps elsewhere; then what counts is what the kernel can.
+    `bind(inputs, outputs, workspace)` gets operands that lie as those of the call, at any address.
+    The workspace is a dense vector of uint8, aligned to 64 bytes, and None where a call needs none.
+    It may be smaller than `needs` says, for fewer threads: no smaller than for one.
     """
 
-    def needs(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Return what this call needs, whoever is chosen for it; None for one it cannot take."""
-        ...
+    needs: KernelNeeds
+    bind: Binding
+
+
+def _always(attrs: Attrs, inputs: Operands, outputs: Operands) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel(Generic[Binding]):
+    """A function that plans calls of an op on some device, under a name.
+
+    The name is that in plans, unique in the catalogue of its device: "numpy.fused". `plan` returns
+    None for a call that the kernel does not take. It touches no device and compiles nothing, which
+    is left to `KernelPlan.bind`.
+
+    Of several kernels that can take a call, the one that is fastest on this machine `is_chosen` for
+    it. A plan has chosen already, perhaps elsewhere; then what counts is what the kernel can.
+    """
+
+    name: str
+    op: str
+    plan: Callable[[Attrs, Operands, Operands], KernelPlan[Binding] | None] = field(repr=False)
+    is_chosen: Callable[[Attrs, Operands, Operands], bool] = field(default=_always, repr=False)
+
+
+BindToArrays = Callable[[Arrays, Arrays, Workspace], Launch]
+HostPlan = KernelPlan[BindToArrays]
+HostKernel = Kernel[BindToArrays]
+
+
+def require_plan(
+    kernel: Kernel[Binding], attrs: Attrs, inputs: Operands, outputs: Operands
+) -> KernelPlan[Binding]:
+    """Return the plan of a call that is loaded. Raises InternalError where it is not taken."""
+    plan = kernel.plan(attrs, inputs, outputs)
+    if plan is None:
+        types = ", ".join([f"{x.type} strides {x.strides_bytes}" for x in (*inputs, *outputs)])
+        raise InternalError(f"{kernel.name} is bound to operands that it does not take: {types}")
+    return plan
 
 
 def is_dense(shape: tuple[int, ...], strides_bytes: tuple[int, ...], itemsize: int) -> bool:
@@ -470,12 +462,9 @@ def _wrong(name: str, expected: str, value: AttrValue) -> InternalError:
     return InternalError(f"attribute {name!r} should be {expected}, not {value!r:.60}")
 
 
-def plan_in(attrs: Attrs, name: str) -> SubPlan:
-    """Return the plan of a launch's body. Raises InternalError where it has none."""
-    body = attrs[name]
-    if not isinstance(body, SubPlan):
-        raise InternalError(f"a launch is bound without the plan of its body {name!r}")
-    return body
+def refuse_unplanned(*operands: object) -> NoReturn:
+    """Raise InternalError: what binds a loop or a branch of a body that has no plan yet."""
+    raise InternalError("a loop or a branch is bound without the plan of its body")
 
 
 # Integer operands that choose rows: converted to index type and checked at every launch.

@@ -1,7 +1,7 @@
 /* Rows of attention between its products, for some heads and some rows of queries.
  *
  * NAME_T is the type of an element, NAME_FROM makes a NAME_REAL of one and NAME_TO one of that;
- * NAME_LSE, NAME_FROM_LSE and NAME_TO_LSE are the same for statistics. Scores are NAME_REAL.
+ * Scores and statistics of rows are NAME_REAL.
  *
  * Query i sees the first `seen` + i keys of a chunk, and all of them at most. Of what it does not
  * see nothing is read, and the probabilities of that are 0 to the bit. Since 0 * NaN is NaN, values
@@ -112,10 +112,10 @@ AF_KERNEL NAME_kept(AF_ARGUMENTS(NAME_kept) arguments) {
 }
 #endif
 
-/* From scores to probabilities, which may lie over them where the types are equal, and lse. */
+/* From scores to probabilities, which may lie over them where the types are equal; lse and tail. */
 typedef struct {
     NAME_heads heads;
-    NAME_tensor lse;
+    NAME_tensor lse, tail;
     const NAME_REAL *scores;
     NAME_T *probabilities;
     int64_t num_rows, num_columns, seen, num_places, team;
@@ -206,8 +206,9 @@ AF_KERNEL NAME_probabilities(AF_ARGUMENTS(NAME_probabilities) arguments) {
         }
     }
     if (lane == 0 && is_row) {
-        const NAME_REAL lse = (NAME_REAL)((double)largest + log(sum));
-        *(NAME_LSE *)NAME_row(&a->lse, &a->heads, head, row) = NAME_TO_LSE(lse);
+        const NAME_REAL log_sum = (NAME_REAL)log(sum), lse = largest + log_sum;
+        *(NAME_REAL *)NAME_row(&a->lse, &a->heads, head, row) = lse;
+        *(NAME_REAL *)NAME_row(&a->tail, &a->heads, head, row) = (largest - lse) + log_sum;
     }
 }
 
@@ -248,7 +249,7 @@ AF_KERNEL NAME_restored(AF_ARGUMENTS(NAME_restored) arguments) {
  * where the types are equal. */
 typedef struct {
     NAME_heads heads;
-    NAME_tensor dy, y, lse;
+    NAME_tensor dy, y, lse, tail;
     const NAME_REAL *scores, *products;
     NAME_T *probabilities, *slopes;
     int64_t num_rows, num_columns, seen, width, num_places, team;
@@ -281,8 +282,8 @@ AF_KERNEL NAME_slopes(AF_ARGUMENTS(NAME_slopes) arguments) {
 #endif
     const char *dy = NAME_row(&a->dy, &a->heads, head, row);
     const char *y = NAME_row(&a->y, &a->heads, head, row);
-    const NAME_LSE *given = (const NAME_LSE *)NAME_row(&a->lse, &a->heads, head, row);
-    const NAME_REAL lse = NAME_FROM_LSE(*given);
+    const NAME_REAL lse = *(const NAME_REAL *)NAME_row(&a->lse, &a->heads, head, row);
+    const NAME_REAL tail = *(const NAME_REAL *)NAME_row(&a->tail, &a->heads, head, row);
     double sum = 0;
     for (int64_t e = lane; e < a->width; e += team) {
         const NAME_T one = *(const NAME_T *)(dy + e * a->dy.column_step);
@@ -308,8 +309,9 @@ AF_KERNEL NAME_slopes(AF_ARGUMENTS(NAME_slopes) arguments) {
         }
         AF_UNROLL
         for (int32_t k = 0; k < NAME_AT_ONCE; k++) {
-            NAME_REAL p = NAME_EXP(scores[k] - lse);
-            const NAME_REAL ds = scale * p * (products[k] - delta);
+            NAME_REAL p = NAME_EXP(scores[k] - lse - tail);
+            /* Of a weight of 1 it is 0: see the op. */
+            const NAME_REAL ds = scale * (p == 1 ? 0 : p) * (products[k] - delta);
             if (NAME_DROPPED && k * step < seen_here) p = NAME_WEIGHED(p, start + k * step);
             const NAME_T made = NAME_TO(p), slope = NAME_TO(ds);
             if (k * step < here) {

@@ -2,8 +2,9 @@
 
 A chunk is some rows of the queries of some heads with all keys that one of them sees; its scores
 and probabilities are scratch (CHUNK_BYTES). So of a causal call nearly half of the products is
-left out. The gradient computes the probabilities anew from lse, and adds up the gradients of keys
-and values over the chunks, in float32 where they are narrower (Dao et al., 2022, appendix B).
+left out. The gradient computes the probabilities anew from lse and tail, in the chunks of the
+forward pass: products of equal extents make the same scores to the bit. It adds up the gradients of
+keys and values over the chunks, in float32 where they are narrower (Dao et al., 2022, appendix B).
 Operands may lie in any way: heads cut out of a projection are read and written where they are.
 
 What a query does not see is never looked at, but for the products with values (and keys, in the
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from actors.kernels.common.attention_blocks import BlockExtents, extents_of
 from actors.kernels.common.kernel import (
     Attrs,
     KernelNeeds,
+    KernelPlan,
     Operands,
     Piece,
     equal_operands,
@@ -39,8 +41,16 @@ from actors.kernels.cuda.attention_rows import (
     have_heads,
     real_of,
 )
-from actors.kernels.cuda.calls import DeviceCall, DeviceCalls
-from actors.kernels.cuda.kernel import DeviceView, Gpu, PlacedView, carve, on_device
+from actors.kernels.cuda.calls import DeviceCall, DeviceCalls, LaunchCalls
+from actors.kernels.cuda.kernel import (
+    CudaPlan,
+    DeviceView,
+    Gpu,
+    PlacedViews,
+    Scratch,
+    carve,
+    on_device,
+)
 from actors.kernels.cuda.matmul import plan_product
 from actors.kernels.cuda.movement import copy_calls, copy_ns, seen_as_array
 from actors.machine.protocol import Array, Arrays
@@ -77,7 +87,7 @@ class AttentionChunks:
     ) -> None:
         self._gpu = gpu
         self._outputs = outputs
-        self._e = extents_of(attrs, inputs, 0 if len(outputs) == 2 else 1)
+        self._e = extents_of(attrs, inputs, int(_is_gradient(outputs)))
         self._arrays = operands_of(self._e, inputs, outputs)
         self._dropout = _dropout(self._e, attrs, inputs)
         self._first_head = 0
@@ -116,25 +126,25 @@ class AttentionChunks:
 
     # -- cuts ------------------------------------------------------------------------------------
 
-    def _strips(self, num_scores: int) -> list[range]:
-        """Return the rows of the chunks, which take so many tensors of scores."""
+    def _strips(self) -> list[range]:
+        """Return the rows of the chunks."""
         e = self._e
-        most = max(1, CHUNK_BYTES // max(1, e.columns * self._score_bytes(num_scores)))
+        most = max(1, CHUNK_BYTES // max(1, e.columns * self._score_bytes))
         # Where all scores fit into scratch, fewer strips: calls then cost more than hidden blocks
         # save.
-        all_bytes = e.heads * e.rows * e.columns * self._score_bytes(num_scores)
+        all_bytes = e.heads * e.rows * e.columns * self._score_bytes
         strips = _STRIPS if all_bytes > CHUNK_BYTES else _STRIPS // 2
         rows = max(_LEAST_ROWS, -(-e.rows // strips)) if e.causal else e.rows
         rows = max(1, min(rows, most, e.rows))
         return [range(first, min(first + rows, e.rows)) for first in range(0, e.rows, rows)]
 
-    def _groups(self, strips: list[range], num_scores: int) -> Iterator[Arrays]:
+    def _groups(self, strips: list[range]) -> Iterator[Arrays]:
         """Yield the operands of as many heads as scratch holds a strip of.
 
         Where only time and scratch are asked for, groups that lie alike are yielded once.
         """
         e = self._e
-        head_bytes = len(strips[0]) * e.columns * self._score_bytes(num_scores)
+        head_bytes = len(strips[0]) * e.columns * self._score_bytes
         head_bytes += 2 * (e.rows + e.columns) * (e.width + e.out) * self._dtype.itemsize
         limit = max(1, CHUNK_BYTES // max(1, head_bytes))
         groups = cut(self._arrays, self._arrays[0].ndim - 2, limit)
@@ -152,9 +162,11 @@ class AttentionChunks:
             if self._times:
                 yield group
 
-    def _score_bytes(self, num_scores: int) -> int:
+    @property
+    def _score_bytes(self) -> int:
+        """Bytes of a score and of what becomes of it: in the gradient, which has it twice."""
         narrow = 0 if self._is_in_place else self._dtype.itemsize
-        return num_scores * (self._real.itemsize + narrow) + self._e.is_dropped
+        return 2 * (self._real.itemsize + narrow) + self._e.is_dropped
 
     def _heads(
         self, used: Sequence[Array], masks: Sequence[Array], batch: tuple[int, ...]
@@ -178,10 +190,10 @@ class AttentionChunks:
         e = self._e
         if not e.heads or not e.rows:
             return ()
-        strips = self._strips(1)
-        for q, k, v, y, lse, *masks in self._groups(strips, 1):
+        strips = self._strips()
+        for q, k, v, y, lse, tail, *masks in self._groups(strips):
             q, k, target = self._even("q", q), self._even("k", k), self._even_target("y", y)
-            heads = self._heads((q, k, v, y, target, lse), masks, lse.shape[:-1])
+            heads = self._heads((q, k, v, y, target, lse, tail), masks, lse.shape[:-1])
             values, flags = self._finite(heads, "v", v)
             for rows in strips:
                 i, visible = slice(rows.start, rows.stop), slice(0, e.visible(rows.stop - 1))
@@ -192,7 +204,7 @@ class AttentionChunks:
                     self._view(q[..., i, :]), self._view(_turned(k[..., visible, :])), scores
                 )
                 seen = self._seen(heads, rows, shape)
-                args = scores, p, lse[..., i], seen, self._scale
+                args = scores, p, (lse[..., i], tail[..., i]), seen, self._scale
                 self._add(heads.probabilities(*args), scores.type.size_bytes + p.type.size_bytes)
                 out = target[..., i, :]
                 self._multiply(p, self._view(values[..., visible, :]), self._view(out))
@@ -206,18 +218,19 @@ class AttentionChunks:
         e = self._e
         if not e.heads or not e.rows:
             return tuple([call for out in self._outputs for call in self._zeros(out)])
-        strips = self._strips(2)
-        for dy, q, k, v, y, lse, dq, dk, dv, *masks in self._groups(strips, 2):
+        strips = self._strips()
+        for dy, q, k, v, y, lse, tail, dq, dk, dv, *masks in self._groups(strips):
             inputs = [self._even(name, x) for name, x in (("dy", dy), ("q", q), ("k", k), ("v", v))]
             target = self._even_target("dq", dq)
-            operands = (*inputs, k, y, lse, target)
+            operands = (*inputs, k, y, lse, tail, target)
             heads = self._heads(operands, masks, lse.shape[:-1])
             keys, _ = self._finite(heads, "finite k", k)
             sums = self._sums("dk", dk), self._sums("dv", dv)
             for rows in reversed(strips):
                 # The first strip of this order overwrites, so that sums need no fill before it.
                 beta = 0.0 if rows is strips[-1] else 1.0
-                self._strip_backward(heads, rows, (*inputs, y, lse), (keys, target), sums, beta)
+                operands_of_rows = (*inputs, y, lse, tail)
+                self._strip_backward(heads, rows, operands_of_rows, (keys, target), sums, beta)
             self._copy(dq, target)
             for total, out in zip(sums, (dk, dv), strict=True):
                 self._round(heads, total, out)
@@ -236,7 +249,7 @@ class AttentionChunks:
 
         In this order dq may lie over dy, q or y: of these rows nobody reads more.
         """
-        dy, q, k, v, y, lse = inputs
+        dy, q, k, v, y, lse, tail = inputs
         keys, dq = ends
         i, visible = slice(rows.start, rows.stop), slice(0, self._e.visible(rows.stop - 1))
         shape = (*q.shape[:-2], len(rows), visible.stop)
@@ -247,7 +260,8 @@ class AttentionChunks:
         queries, slopes = self._view(q[..., i, :]), self._view(dy[..., i, :])
         self._multiply(queries, self._view(_turned(k[..., visible, :])), scores)
         self._multiply(slopes, self._view(_turned(v[..., visible, :])), products)
-        blocks, rows_of = (scores, products, p, ds), (dy[..., i, :], y[..., i, :], lse[..., i])
+        blocks = scores, products, p, ds
+        rows_of = dy[..., i, :], y[..., i, :], lse[..., i], tail[..., i]
         calls = heads.slopes(blocks, rows_of, self._seen(heads, rows, shape), self._scale)
         self._add(calls, sum([block.type.size_bytes for block in blocks]))
         for left, right, total in ((ds, queries, sums[0]), (p, slopes, sums[1])):
@@ -326,11 +340,16 @@ def operands_of(
     e: BlockExtents, inputs: tuple[DeviceView, ...], outputs: tuple[DeviceView, ...]
 ) -> Arrays:
     """Return what has heads: inputs, outputs, and the mask in the shape of all scores."""
-    first = 3 if len(outputs) == 2 else 6
+    first = 7 if _is_gradient(outputs) else 3
     dense = [seen_as_array(x) for x in (*inputs[:first], *outputs)]
     masks = [seen_as_array(x) for x in inputs[first : first + e.is_masked]]
     whole = (*dense[0].shape[:-2], e.rows, e.columns)
     return *dense, *[np.broadcast_to(mask, whole) for mask in masks]
+
+
+def _is_gradient(outputs: tuple[DeviceView, ...]) -> bool:
+    """Whether outputs are three gradients; lse and tail have an axis fewer than y."""
+    return len(outputs[-1].shape) == len(outputs[0].shape)
 
 
 def _dropout(e: BlockExtents, attrs: Attrs, inputs: tuple[DeviceView, ...]) -> DropoutPlaces | None:
@@ -350,87 +369,54 @@ def _turned(array: Array) -> Array:
     return array.swapaxes(-1, -2)
 
 
-@dataclass(frozen=True, slots=True)
-class CudaAttention:
-    """`attention`: attrs scale, causal; with dropout p, key."""
+def plan_attention(gpu: Gpu, attrs: Attrs, inputs: Operands, outputs: Operands) -> CudaPlan | None:
+    """Plan `attention`: attrs scale, causal; with dropout p, key.
 
-    gpu: Gpu
-    name: str = "cuda.attention"
-    op: str = "attention"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take every float; scratch is a chunk of scores and what its products need."""
-        if not _is_taken(extents_of(attrs, inputs), inputs, outputs):
-            return None
-        run = AttentionChunks(self.gpu, attrs, _layouts(inputs), _layouts(outputs), None)
-        run.forward()
-        return run.needs()
-
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[PlacedView, ...],
-        outputs: tuple[PlacedView, ...],
-        workspace: DeviceView | None,
-    ) -> DeviceCalls:
-        """Return the calls, chunk by chunk."""
-        return _calls(AttentionChunks.forward, self.gpu, attrs, (inputs, outputs), workspace)
+    It takes every float; scratch is a chunk of scores and what its products need.
+    """
+    return _planned(gpu, attrs, inputs, outputs, AttentionChunks.forward, ())
 
 
-@dataclass(frozen=True, slots=True)
-class CudaAttentionGrad:
-    """`attention_grad`: attrs scale, causal; with dropout p, key."""
+def plan_gradient(gpu: Gpu, attrs: Attrs, inputs: Operands, outputs: Operands) -> CudaPlan | None:
+    """Plan `attention_grad`: attrs scale, causal; with dropout p, key.
 
-    gpu: Gpu
-    name: str = "cuda.attention_grad"
-    op: str = "attention_grad"
+    It takes every float; scratch is a chunk of scores, its products' and sums of gradients.
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take every float; scratch is a chunk of scores, its products' and sums of gradients.
-
-        dq may lie over dy, q or y, whose rows are done with when its own are written; dk and dv
-        over k or v where they are added up in scratch.
-        """
-        if not _is_taken(extents_of(attrs, inputs, 1), inputs, outputs):
-            return None
-        run = AttentionChunks(self.gpu, attrs, _layouts(inputs), _layouts(outputs), None)
-        run.backward()
-        # (output, input): dq over y, q or dy.
-        free = [(0, 4), (0, 1), (0, 0)]
-        if inputs[0].type.dtype is not real_of(inputs[0].type.dtype):
-            free += [(1, 2), (1, 3), (2, 3), (2, 2)]
-        pairs = [pair for pair in free if pair in equal_operands(pair[0], outputs, inputs)]
-        return replace(run.needs(), in_place=tuple(pairs))
-
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[PlacedView, ...],
-        outputs: tuple[PlacedView, ...],
-        workspace: DeviceView | None,
-    ) -> DeviceCalls:
-        """Return the calls, chunk by chunk, the last rows first: they see all keys."""
-        return _calls(AttentionChunks.backward, self.gpu, attrs, (inputs, outputs), workspace)
+    dq may lie over dy, q or y, whose rows are done with when its own are written; dk and dv
+    over k or v where they are added up in scratch.
+    """
+    # (output, input): dq over y, q or dy.
+    free = [(0, 4), (0, 1), (0, 0)]
+    if inputs[0].type.dtype is not real_of(inputs[0].type.dtype):
+        free += [(1, 2), (1, 3), (2, 3), (2, 2)]
+    pairs = tuple([pair for pair in free if pair in equal_operands(pair[0], outputs, inputs)])
+    return _planned(gpu, attrs, inputs, outputs, AttentionChunks.backward, pairs)
 
 
-def _calls(
-    way: Callable[[AttentionChunks], DeviceCalls],
+def _planned(
     gpu: Gpu,
     attrs: Attrs,
-    operands: tuple[tuple[PlacedView, ...], tuple[PlacedView, ...]],
-    workspace: DeviceView | None,
-) -> DeviceCalls:
-    """Return the calls of one way through the chunks, which tells first what scratch it wants."""
-    inputs, outputs = map(on_device, operands)
-    dry_run = AttentionChunks(gpu, attrs, inputs, outputs, None)
+    inputs: Operands,
+    outputs: Operands,
+    way: Callable[[AttentionChunks], DeviceCalls],
+    in_place: tuple[tuple[int, int], ...],
+) -> CudaPlan | None:
+    """Return the plan of one way through the chunks, which tells first what scratch it wants.
+
+    None for what are no floats, or heads of too many axes.
+    """
+    layouts, places = (_layouts(inputs), _layouts(outputs)), int(way is AttentionChunks.backward)
+    heads = operands_of(extents_of(attrs, inputs, places), *layouts)
+    if not (outputs[0].type.dtype.is_float and have_heads(heads)):
+        return None
+    dry_run = AttentionChunks(gpu, attrs, *layouts, None)
     way(dry_run)
-    return way(AttentionChunks(gpu, attrs, inputs, outputs, dry_run.placed(workspace)))
 
+    def bind(inputs: PlacedViews, outputs: PlacedViews, workspace: Scratch) -> LaunchCalls:
+        views = on_device(inputs), on_device(outputs)
+        return way(AttentionChunks(gpu, attrs, *views, dry_run.placed(workspace)))
 
-def _is_taken(e: BlockExtents, inputs: Operands, outputs: Operands) -> bool:
-    """Whether these are floats whose heads are few enough axes."""
-    dtype = outputs[0].type.dtype
-    return dtype.is_float and have_heads(operands_of(e, _layouts(inputs), _layouts(outputs)))
+    return KernelPlan(replace(dry_run.needs(), in_place=in_place), bind)
 
 
 def _layouts(operands: Operands) -> tuple[DeviceView, ...]:

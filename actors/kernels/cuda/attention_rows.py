@@ -6,13 +6,13 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from actors.kernels.common.strides import MAX_OUTER, Axis, collapse_axes
-from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel, Word
+from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel, Word, file_text
 from actors.kernels.cuda.kernel import DeviceView, Gpu
+from actors.kernels.program.values import conversions, storage_of, type_of
 from actors.machine.protocol import Array
-from compiler.contract.types import HALVES, DType
+from compiler.contract.types import DType
 
 _KERNELS = ("finite", "probabilities", "restored", "slopes", "rounded", "kept")
 """The last one only where weights are dropped."""
@@ -30,14 +30,6 @@ _TILE_ROWS = 64
 
 _RESTORED_ROWS = 64
 _WAVES = 8
-
-_STORED = {
-    DType.FLOAT64: ("double", "(x)", "(x)"),
-    DType.FLOAT32: ("float", "(x)", "(x)"),
-    DType.FLOAT16: ("uint16_t", "af_from_f16(x)", "af_to_f16(x)"),
-    DType.BFLOAT16: ("uint16_t", "af_from_bf16(x)", "af_to_bf16(x)"),
-}
-"""By type: the type of an element, a number of one, one of a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +129,17 @@ class AttentionRows:
         return self._run("kept", blocks, (*random_words, *places))
 
     def probabilities(
-        self, scores: DeviceView, made: DeviceView, lse: Array, seen: Seen, scale: float
+        self,
+        scores: DeviceView,
+        made: DeviceView,
+        statistics: tuple[Array, Array],
+        seen: Seen,
+        scale: float,
     ) -> DeviceCalls:
-        """Make probabilities of scores, and lse."""
+        """Make probabilities of scores, and lse and tail."""
         *_, rows, columns = scores.shape
-        words = (*self._heads(), *self._tensor(lse[..., None]), scores.address, made.address)
+        of_rows = [word for x in statistics for word in self._tensor(x[..., None])]
+        words = (*self._heads(), *of_rows, scores.address, made.address)
         words = (*words, rows, columns, seen.count)
         return self._run_rows("probabilities", words, (rows, columns), scale, seen)
 
@@ -159,18 +157,19 @@ class AttentionRows:
     def slopes(
         self,
         blocks: tuple[DeviceView, DeviceView, DeviceView, DeviceView],
-        rows_of: tuple[Array, Array, Array],
+        rows_of: tuple[Array, Array, Array, Array],
         seen: Seen,
         scale: float,
     ) -> DeviceCalls:
         """Make probabilities and gradients of scores.
 
-        `blocks`: scores, dy vT, and where those go; `rows_of`: dy, y and lse.
+        `blocks`: scores, dy vT, and where those go; `rows_of`: dy, y, lse and tail.
         """
-        dy, y, lse = rows_of
+        dy, y, *statistics = rows_of
+        of_rows = [dy, y, *[x[..., None] for x in statistics]]
         *_, rows, columns = blocks[0].shape
         words = (
-            *(*self._heads(), *self._tensor(dy), *self._tensor(y), *self._tensor(lse[..., None])),
+            *(*self._heads(), *[word for x in of_rows for word in self._tensor(x)]),
             *[block.address for block in blocks],
             *(rows, columns, seen.count, y.shape[-1]),
         )
@@ -232,25 +231,16 @@ def _padded(column: list[int]) -> list[int]:
 @functools.cache
 def attention_text(dtype: DType, is_masked: bool, is_dropped: bool) -> KernelText:
     """Return the kernels for a type of elements."""
-    stored, from_stored, to_stored = _STORED[dtype]
-    # A row's lse of 16-bit floats is float32: of 8 bits it would be off by the logarithm of 1.03.
-    lse, from_lse, to_lse = _STORED[DType.FLOAT32 if dtype in HALVES else dtype]
-    real = "double" if dtype is DType.FLOAT64 else "float"
+    real = type_of(dtype)
     defined = {
-        "T": stored,
-        "FROM(x)": from_stored,
-        "TO(x)": to_stored,
-        "LSE": lse,
-        "FROM_LSE(x)": from_lse,
-        "TO_LSE(x)": to_lse,
+        "T": storage_of(dtype),
+        **conversions(dtype, real),
         "REAL": real,
         "EXP(x)": "exp(x)" if real == "double" else "af_expf(x)",
         "LOWEST": "(-1.7976931348623157e308)" if real == "double" else "(-3.402823466e38f)",
-        "MASKED": str(int(is_masked)),
-        "DROPPED": str(int(is_dropped)),
+        "MASKED": int(is_masked),
+        "DROPPED": int(is_dropped),
     }
-    lines = [f"#define NAME_{name} {meaning}" for name, meaning in defined.items()]
-    body = Path(__file__).with_name("attention.cuh").read_text(encoding="utf-8")
     kernels = tuple([f"NAME_{kernel}" for kernel in _KERNELS[: 5 + is_dropped]])
     about = f"rows of attention in {dtype.value}"
-    return KernelText.of("af_attention", "\n".join([*lines, body]), kernels, about)
+    return KernelText.of("af_attention", file_text("attention.cuh", defined), kernels, about)

@@ -19,9 +19,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from compiler.contract.types import DType
 
@@ -287,6 +288,18 @@ class KernelText:
         return KernelText(text.replace("NAME", own_name), names, about, has_exchanges)
 
 
+def file_text(name: str, defined: Mapping[str, object] | None = None) -> str:
+    """Return a .cuh file of this folder, behind definitions (`with_definitions`)."""
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return with_definitions(text, defined or {})
+
+
+def with_definitions(text: str, defined: Mapping[str, object]) -> str:
+    """Return a text behind what it calls NAME_ and a key, each as a macro: {"FROM(x)": "(x)"}."""
+    lines = [f"#define NAME_{key} {meaning}" for key, meaning in defined.items()]
+    return "\n".join([*lines, text])
+
+
 Explain = Callable[[int, int], Exception]
 """From the place and the value of a bad index to the error that the host would raise."""
 
@@ -359,7 +372,50 @@ class RunCudnn:
     workspace_bytes: int
 
 
-DeviceCall = RunKernel | CopyBytes | FillBytes | RunProduct | RunCudnn
+NCCL_DTYPES = (
+    DType.INT8,
+    DType.UINT8,
+    DType.INT32,
+    DType.UINT32,
+    DType.INT64,
+    DType.UINT64,
+    DType.FLOAT16,
+    DType.FLOAT32,
+    DType.FLOAT64,
+    DType.BFLOAT16,
+)
+"""What NCCL moves and reduces."""
+
+
+class CollectiveKind(Enum):
+    """What NCCL does on the ranks of a communicator; `RunCollective` has the operands."""
+
+    ALL_REDUCE = "all_reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_GATHER = "all_gather"
+    EXCHANGE = "exchange"
+
+
+@dataclass(frozen=True, slots=True)
+class RunCollective:
+    """A call of NCCL by this rank of a communicator, on contiguous memory.
+
+    `counts` are elements, one for each rank of the communicator: the parts of what is scattered or
+    gathered, which lie one after another, or what is sent to each; of an all-reduce all elements,
+    alone. `received` are those that an exchange gets from each rank. `by` is "sum", "max" or "min".
+    """
+
+    kind: CollectiveKind
+    communicator: int
+    source: int
+    target: int
+    counts: tuple[int, ...]
+    dtype: DType
+    by: str = ""
+    received: tuple[int, ...] = ()
+
+
+DeviceCall = RunKernel | CopyBytes | FillBytes | RunProduct | RunCudnn | RunCollective
 DeviceCalls = tuple[DeviceCall, ...]
 
 

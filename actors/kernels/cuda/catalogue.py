@@ -3,81 +3,81 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 
-from actors.kernels.common.kernel import Attrs, KernelNeeds, Operands
-from actors.kernels.cuda.attention import CudaAttention, CudaAttentionGrad
-from actors.kernels.cuda.control import CudaCond, CudaScan
-from actors.kernels.cuda.convolution import convolution_kernels, pooling_kernels
-from actors.kernels.cuda.cudnn_kernels import (
-    CudnnAttention,
-    CudnnAttentionGrad,
-    CudnnOrderedAttentionGrad,
-    cudnn_convolutions,
-    is_offered,
-)
+from actors.kernels.common.convolution_steps import OPS, POOLING_OPS
+from actors.kernels.common.host_memory import COPIES
+from actors.kernels.common.kernel import Attrs, Kernel, KernelNeeds, Operands
+from actors.kernels.cuda import attention, cudnn_attention, embedding, flash, reduce
+from actors.kernels.cuda.control import plan_cond, plan_scan
+from actors.kernels.cuda.convolution import plan_convolution, plan_pooling
+from actors.kernels.cuda.cudnn_convolution import is_offered, plan_cudnn_convolution
 from actors.kernels.cuda.cudnn_library import CUDNN, ORDERED_GRADIENT, CudnnLibrary
-from actors.kernels.cuda.embedding import (
-    CudaEmbedding,
-    CudaEmbeddingGrad,
-    CudaEmbeddingUpdate,
-    CudaLastPlace,
-)
-from actors.kernels.cuda.flash import FlashAttention, FlashAttentionGrad
-from actors.kernels.cuda.fused import CudaFused, CudaJoinedUpdates
-from actors.kernels.cuda.kernel import CudaKernel, Gpu, gpu_named
-from actors.kernels.cuda.matmul import CudaMatmul
-from actors.kernels.cuda.movement import movement_kernels
-from actors.kernels.cuda.reduce import CudaArgsort, CudaRecurrence, reduce_kernels
-from actors.kernels.cuda.region import CudaRegion
+from actors.kernels.cuda.fused import plan_joined, plan_program
+from actors.kernels.cuda.kernel import CudaKernel, CudaPlan, Gpu, gpu_named
+from actors.kernels.cuda.matmul import plan_matmul
+from actors.kernels.cuda.movement import plan_copies
+from actors.kernels.cuda.region import plan_region
 
-GENERATION = 6
+GENERATION = 8
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
 
 BY_TIME = (f"{CUDNN}attention_grad", ORDERED_GRADIENT, "cuda.flash_attention_grad")
 """Kernels of one op of which the one that is planned to be faster is taken."""
 
 _INSTEAD = {
-    "while": "; how often a loop goes round is decided on the host, so say how often at most: give"
-    " af.while_loop max_steps=",
+    "while": (
+        "; the host decides after each iteration whether a loop continues, so a GPU needs a"
+        " limit: give af.while_loop max_steps="
+    ),
 }
 """What to do about an op that has no kernel."""
 
 
+Planning = Callable[[Gpu, Attrs, Operands, Operands], CudaPlan | None]
+
+
+def _plans() -> Iterator[tuple[str, str, Planning]]:
+    """Yield names, ops and planning functions, in order of preference."""
+    yield "cuda.fused", "fused", plan_program
+    yield "cuda.matmul", "matmul", plan_matmul
+    yield "cuda.region", "region", plan_region
+    yield "cuda.embedding", "embedding", embedding.plan_embedding
+    yield "cuda.embedding_grad", "embedding_grad", embedding.plan_gradient
+    yield "cuda.last_place", "last_place", embedding.plan_last_place
+    yield "cuda.argsort", "argsort", reduce.plan_argsort
+    yield "cuda.recurrence", "recurrence", reduce.plan_recurrence
+    yield "cuda.embedding_update", "embedding_update", embedding.plan_update
+    yield "cuda.joined_updates", "joined_updates", plan_joined
+    yield f"{CUDNN}attention", "attention", cudnn_attention.plan_attention
+    yield f"{CUDNN}attention_grad", "attention_grad", cudnn_attention.plan_gradient
+    yield ORDERED_GRADIENT, "attention_grad", cudnn_attention.plan_ordered_gradient
+    yield "cuda.flash_attention", "attention", flash.plan_attention
+    yield "cuda.flash_attention_grad", "attention_grad", flash.plan_gradient
+    yield "cuda.attention", "attention", attention.plan_attention
+    yield "cuda.attention_grad", "attention_grad", attention.plan_gradient
+    yield "cuda.scan", "scan", partial(plan_scan, kernels_by_name)
+    yield "cuda.cond", "cond", partial(plan_cond, kernels_by_name)
+    yield from [(f"{CUDNN}{op}", op, partial(plan_cudnn_convolution, op)) for op in OPS]
+    yield from [(f"cuda.{op}", op, partial(plan_convolution, op)) for op in OPS]
+    yield from [(f"cuda.{op}", op, partial(plan_pooling, op)) for op in POOLING_OPS]
+    yield from [(f"cuda.{op}", op, partial(plan_copies, op)) for op in COPIES]
+    sums = ("sum", "mean", "max")
+    yield from [(f"cuda.{op}", op, partial(reduce.plan_reduce, op)) for op in sums]
+
+
+def kernels_on(gpu: Gpu) -> Mapping[str, CudaKernel]:
+    """Return every kernel for a GPU by its name in the plan, in order of preference."""
+    kernels = {name: Kernel(name, op, partial(plan, gpu)) for name, op, plan in _plans()}
+    return MappingProxyType(kernels)
+
+
 @functools.lru_cache(maxsize=16)
-def kernels_of(gpu: str) -> tuple[CudaKernel, ...]:
+def kernels_by_name(gpu: str) -> Mapping[str, CudaKernel]:
     """Return the kernels for a GPU, by its name. Raises LookupError for an unknown one."""
-    return _all(gpu_named(gpu))
-
-
-def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
-    return (
-        CudaFused(gpu),
-        CudaMatmul(gpu),
-        CudaRegion(gpu),
-        CudaEmbedding(gpu),
-        CudaEmbeddingGrad(gpu),
-        CudaLastPlace(gpu),
-        CudaArgsort(gpu),
-        CudaRecurrence(gpu),
-        CudaEmbeddingUpdate(gpu),
-        CudaJoinedUpdates(gpu),
-        CudnnAttention(gpu),
-        CudnnAttentionGrad(gpu),
-        CudnnOrderedAttentionGrad(gpu),
-        FlashAttention(gpu),
-        FlashAttentionGrad(gpu),
-        CudaAttention(gpu),
-        CudaAttentionGrad(gpu),
-        CudaScan(gpu, kernels_by_name),
-        CudaCond(gpu, kernels_by_name),
-        *cudnn_convolutions(gpu),
-        *convolution_kernels(gpu),
-        *pooling_kernels(gpu),
-        *movement_kernels(gpu),
-        *reduce_kernels(gpu),
-    )
+    return kernels_on(gpu_named(gpu))
 
 
 def select_kernel(
@@ -97,21 +97,23 @@ def select_kernel(
     kernels asked, when none does.
     """
     library = _library(uses_cudnn)
-    kernels = [k for k in kernels_of(gpu) if library or not k.name.startswith(CUDNN)]
+    kernels = [k for k in kernels_by_name(gpu).values() if library or not k.name.startswith(CUDNN)]
     candidates = [k for name in (op, kernel_op) for k in kernels if k.op == name]
     taken: tuple[str, KernelNeeds] | None = None
     for kernel in candidates:
         if taken is not None and kernel.name not in BY_TIME:
             continue
-        needs = kernel.query(attrs, inputs, outputs)
-        if needs is None:
+        plan = kernel.plan(attrs, inputs, outputs)
+        if plan is None:
             continue
-        if library is not None and not is_offered(library, kernel, attrs, inputs, outputs):
+        if library is not None and not is_offered(
+            library, gpu_named(gpu), kernel, attrs, inputs, outputs
+        ):
             continue
         if kernel.name not in BY_TIME:
-            return kernel.name, needs
-        if taken is None or needs.duration_ns < taken[1].duration_ns:
-            taken = kernel.name, needs
+            return kernel.name, plan.needs
+        if taken is None or plan.needs.duration_ns < taken[1].duration_ns:
+            taken = kernel.name, plan.needs
     if taken is not None:
         return taken
     types = [", ".join([str(x.type) for x in operands]) for operands in (inputs, outputs)]
@@ -120,12 +122,7 @@ def select_kernel(
         instead = _INSTEAD.get(op, "")
         raise LookupError(f"CUDA devices have no kernel for op {op!r}, called as {call}{instead}")
     names = ", ".join([kernel.name for kernel in candidates])
-    raise LookupError(f"no kernel of CUDA devices takes {call}; asked: {names}")
-
-
-def kernels_by_name(gpu: str) -> Mapping[str, CudaKernel]:
-    """Return every kernel for a GPU by its name in the plan."""
-    return MappingProxyType({kernel.name: kernel for kernel in kernels_of(gpu)})
+    raise LookupError(f"no kernel of CUDA devices takes {call}; candidates: {names}")
 
 
 def fingerprint(gpu: str, *, uses_cudnn: CudnnLibrary | bool = False) -> str:

@@ -61,6 +61,10 @@ typedef unsigned long long uint64_t;
 #define AF_SHUFFLE_XOR_I64(x, mask) __shfl_xor_sync(0xffffffffu, (int64_t)(x), mask)
 #define AF_SHUFFLE_XOR_F32(x, mask) __shfl_xor_sync(0xffffffffu, (float)(x), mask)
 #define AF_SHUFFLE_XOR_F64(x, mask) __shfl_xor_sync(0xffffffffu, (double)(x), mask)
+/* Threads of a warp meet, and see what each wrote before; the mask of those whose word is equal. */
+#define AF_WARP_BARRIER() __syncwarp()
+#define AF_EQUAL_IN_WARP(x) __match_any_sync(0xffffffffu, (uint32_t)(x))
+#define AF_COUNT_BITS(mask) __popc(mask)
 
 /* Atomics on integers only: what is added in whatever order is the same. Each returns what was
  * there. */

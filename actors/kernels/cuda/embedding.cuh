@@ -1,13 +1,9 @@
-/* Rows of a table by integer id, and sums of the rows of equal ids, which `sort.cuh` has sorted.
+/* Rows of a table by integer id, and ids as keys that `sort.cuh` sorts.
  *
- * Threads do not meet in here. Sums are made in double in two levels, each in the order of the ids:
- * a run of equal ids is cut where chunks of sorted entries begin, and a run of several chunks is
- * joined from the sums of its pieces. So the bits do not depend on which block runs first. No id is
- * an address before it was compared with the rows of the table.
+ * Threads do not meet in here. No id is an address before it was compared with the rows of the
+ * table.
  */
 #define NAME_MAX_OUTER 6
-#define CHUNK 64   /* sorted entries that are added up by the threads of one block */
-#define AT_ONCE 8  /* rows that are on their way before the first of them is added */
 
 /* Places of a strided tensor in row-major order. */
 typedef struct {

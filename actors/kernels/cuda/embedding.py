@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 
 from actors.kernels.common.kernel import (
     Attrs,
     KernelNeeds,
+    KernelPlan,
     Operand,
     Operands,
     Piece,
@@ -29,15 +30,19 @@ from actors.kernels.cuda.calls import (
     DeviceCalls,
     FillBytes,
     KernelText,
+    LaunchCalls,
     RunKernel,
     StatusWord,
     Word,
+    file_text,
 )
-from actors.kernels.cuda.emit import scalars_function
+from actors.kernels.cuda.emit import DIALECT
 from actors.kernels.cuda.kernel import (
+    CudaPlan,
     DeviceView,
     Gpu,
-    PlacedView,
+    PlacedViews,
+    Scratch,
     are_ids,
     carve,
     ids_words,
@@ -47,19 +52,24 @@ from actors.kernels.cuda.kernel import (
 )
 from actors.kernels.cuda.programs import scheduled_for_device
 from actors.kernels.program import values as words
-from actors.kernels.program.values import Values, indented, scalar_values, store, structs
-from compiler.contract.errors import InternalError
+from actors.kernels.program.stages import block, scalar_values, scalars_function, skip_line, structs
+from actors.kernels.program.values import (
+    Values,
+    conversions,
+    storage_of,
+    store,
+)
 from compiler.contract.program import GRADIENT, FusedProgram, is_by_elements
 from compiler.contract.types import DType, TensorType, numpy_dtype
 
 # Keys of 32 bits sorted on the device, with where they were: stable, and without atomics.
 
 KEY = np.dtype(np.uint32)
-TILE = 1024
+TILE, ONLY_TILE = 1024, 2048
 DIGITS = 256
-"""As in sort.cuh."""
+"""As in sort.cuh: keys of a block, of the only one, and its threads."""
 
-_TILES_PER_SEGMENT = 32
+_TILES_PER_SEGMENT = 8
 _MAX_SEGMENTS = 4
 
 
@@ -77,10 +87,9 @@ def sort_calls(pieces: tuple[int, ...], num: int, largest: int) -> tuple[DeviceC
     """
     keys, spare, places, other, counts, bases = pieces
     text, num_tiles = _sort_text(), _num_tiles(num)
-    # One pass per digit of 8 bits that can differ: small tables need one or two of four.
-    num_shifts = max(1, -(-largest.bit_length() // 8))
+    num_shifts = _num_shifts(largest)
     # One block sorts all digits in shared memory, in a single call.
-    if num_tiles == 1:
+    if num <= ONLY_TILE:
         arguments = (keys, 0, spare, places, counts, bases, num, num_tiles, 0, num_shifts)
         return (RunKernel(text, text.kernels[3], 1, DIGITS, arguments),), spare, places
     segments = min(_MAX_SEGMENTS, -(-num_tiles // _TILES_PER_SEGMENT))
@@ -101,36 +110,39 @@ def sort_calls(pieces: tuple[int, ...], num: int, largest: int) -> tuple[DeviceC
     return tuple(calls), keys, places_in
 
 
+def _num_shifts(largest: int) -> int:
+    """Return the passes: one per digit that can differ, so small tables need one or two of four."""
+    return max(1, -(-largest.bit_length() // 8))
+
+
 def _num_tiles(num: int) -> int:
     return -(-num // TILE)
 
 
 @functools.cache
 def _sort_text() -> KernelText:
-    text = (Path(__file__).parent / "sort.cuh").read_text(encoding="utf-8")
     names = ("NAME_count", "NAME_scan", "NAME_scatter", "NAME_tile")
-    return KernelText.of("sort", text, names, "a stable sort of keys")
+    return KernelText.of("sort", file_text("sort.cuh"), names, "a stable sort of keys")
 
 
 # Sums of the rows of dy with equal ids: the gradient of a table and the update of its rows share
 # them, and so have the same bits. A sum is made in float64 and rounded once.
 
-CHUNK = 64
-"""As in row_sums.cuh."""
+_CHUNKS, _ENOUGH_CHUNKS = (16, 32, 64), 512
+"""Sorted entries that one block adds up: fewer, as long as there are not so many blocks."""
+
+_WIDTH = 4
+"""Neighbouring columns of a thread, where they lie evenly."""
+
+_AT_ONCE, _WAITS = 8, 3
+"""Rows that are loaded before the first is added (row_sums.cuh); about how many loads of a kernel
+wait for one another."""
 
 BLOCK = 256
 _MAX_THREADS = 256
 _WARP = 32
 _KEYS_STATUS = 17
 """The word of NAME_keys_arguments in embedding.cuh that holds the status cell."""
-
-_ROWS = {
-    DType.FLOAT32: ("float", "(double)(x)", "(float)(x)"),
-    DType.FLOAT64: ("double", "(x)", "(x)"),
-    DType.BFLOAT16: ("uint16_t", "(double)af_from_bf16(x)", "af_to_bf16((float)(x))"),
-    DType.FLOAT16: ("uint16_t", "(double)af_from_f16(x)", "af_to_f16((float)(x))"),
-}
-"""By type of dy: the type of an element, a double of one, one of a double."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +155,14 @@ class RowSums:
     axes: tuple[int, ...] = ()
 
     @property
+    def chunk(self) -> int:
+        """How many sorted entries a block adds up."""
+        # Of a run the sums of all chunks are added up one after the other.
+        of_run = math.isqrt(self.num // max(1, self.rows))
+        most = max(1, self.num // _ENOUGH_CHUNKS, of_run)
+        return max([size for size in _CHUNKS if size <= most], default=_CHUNKS[0])
+
+    @property
     def pieces(self) -> tuple[Piece, ...]:
         """Scratch: that of the sort, and the sums of pieces of runs."""
         partials = Piece((self._num_chunks, 2, self.columns), np.dtype(np.float64))
@@ -150,9 +170,14 @@ class RowSums:
 
     def duration_ns(self, gpu: Gpu, itemsize: int) -> float:
         """Return an estimate: rows are read once, and so are sums of pieces; the sort is extra."""
-        digits = -(-self.rows.bit_length() // 8)
-        moved_bytes = self.num * self.columns * itemsize + 2 * self.pieces[-1].size_bytes
-        return 9 * gpu.call_ns + gpu.bytes_ns(moved_bytes) + digits * gpu.bytes_ns(32 * self.num)
+        digits = _num_shifts(self.rows)
+        # Keys and two of sums; a pass of the sort is three kernels, or a part of one.
+        num_kernels = 4 if self.num <= ONLY_TILE else 3 + 3 * digits
+        num_waits = 2 * self.chunk // _AT_ONCE + _WAITS * num_kernels
+        moved_bytes = 2 * self.num * self.columns * itemsize + 2 * self.pieces[-1].size_bytes
+        sort_ns = digits * gpu.bytes_ns(32 * self.num)
+        waits_ns = num_kernels * gpu.call_ns + num_waits * gpu.latency_ns
+        return waits_ns + sort_ns + gpu.bytes_ns(moved_bytes)
 
     def calls(
         self, pieces: tuple[int, ...], dy: DeviceView, ids: DeviceView, out: int, picks: int
@@ -169,14 +194,15 @@ class RowSums:
         if not self.columns:
             return (check,)
         sort, keys, places = sort_calls(pieces[:-1], self.num, self.rows)
-        threads, parts = block_of(self.columns)
+        width = self._width(dy, out)
+        threads, parts = block_of(self.columns // width)
         arguments: list[Word] = [
             *(keys, places, dy.address),
             *places_words(dy.shape[:-1], dy.strides_bytes[:-1]),
             *(dy.strides_bytes[-1], out, picks, pieces[-1]),
-            *(self.num, self.rows, self.columns, parts, int(picks != 0)),
+            *(self.num, self.rows, self.columns, parts, int(picks != 0), self.chunk),
         ]
-        text, blocks = _row_sums_text(dy.dtype), self._num_chunks * parts
+        text, blocks = _row_sums_text(dy.dtype, width), self._num_chunks * parts
         sums = [RunKernel(text, name, blocks, threads, tuple(arguments)) for name in text.kernels]
         return (check, *sort, *sums[: 1 if self._num_chunks == 1 else 2])
 
@@ -189,14 +215,22 @@ class RowSums:
 
     @property
     def _num_chunks(self) -> int:
-        return -(-self.num // CHUNK)
+        return -(-self.num // self.chunk)
+
+    def _width(self, dy: DeviceView, out: int) -> int:
+        """Return how many columns a thread has: the sums are the same, whatever it is."""
+        itemsize = dy.dtype.itemsize
+        size = min(_UNITS[0], _WIDTH * itemsize)
+        *steps, step = dy.strides_bytes
+        is_even = not any([place % size for place in (dy.address, out, *steps)])
+        return _WIDTH if is_even and step == itemsize and not self.columns % _WIDTH else 1
 
 
 def sums_of(dy: Operand, ids: Operand, rows: int, axes: tuple[int, ...] = ()) -> RowSums | None:
     """Return the sums of a call; None for what kernels do not take."""
     walked = collapse_axes(dy.shape[:-1], (dy.strides_bytes[:-1],), in_order=True)
     # Keys are 32 bits, and one more than the last row stands for a bad id.
-    is_taken = dy.type.dtype in _ROWS and len(walked) <= MAX_OUTER and rows < (1 << 32) - 1
+    is_taken = dy.type.dtype.is_float and len(walked) <= MAX_OUTER and rows < (1 << 32) - 1
     if not (is_taken and are_ids(ids)):
         return None
     return RowSums(math.prod(ids.shape), rows, dy.shape[-1], axes)
@@ -211,16 +245,14 @@ def block_of(columns: int) -> tuple[int, int]:
 @functools.cache
 def text_of_ids() -> KernelText:
     """Return the text of what is done by ids alone: rows picked, and keys made."""
-    text = (Path(__file__).parent / "embedding.cuh").read_text(encoding="utf-8")
-    names = ("NAME_gather", "NAME_keys", "NAME_last")
+    names, text = ("NAME_gather", "NAME_keys", "NAME_last"), file_text("embedding.cuh")
     return KernelText.of("embedding", text, names, "rows by id", has_exchanges=False)
 
 
 @functools.cache
-def _row_sums_text(dtype: DType) -> KernelText:
-    row, wide, narrow = _ROWS[dtype]
-    head = f"#define NAME_ROW {row}\n#define NAME_FROM(x) {wide}\n#define NAME_TO(x) {narrow}\n"
-    text = head + (Path(__file__).parent / "row_sums.cuh").read_text(encoding="utf-8")
+def _row_sums_text(dtype: DType, width: int) -> KernelText:
+    defined = {"ROW": storage_of(dtype), **conversions(dtype, "double"), "WIDTH": width}
+    text = file_text("row_sums.cuh", defined)
     about = f"sums of rows of {dtype} by id"
     return KernelText.of("sums", text, ("NAME_chunks", "NAME_joins"), about, has_exchanges=False)
 
@@ -231,53 +263,43 @@ _GATHER_STATUS, _LAST_STATUS = 18, 17
 """The words of NAME_gather_arguments and NAME_last_arguments that hold the status cell."""
 
 
-@dataclass(frozen=True, slots=True)
-class CudaEmbedding:
-    """`embedding`(weight [V, D], ids) -> ids.shape + (D,). Tables of any type, laid out anyhow."""
+def plan_embedding(gpu: Gpu, attrs: Attrs, inputs: Operands, outputs: Operands) -> CudaPlan | None:
+    """Plan `embedding`(weight [V, D], ids) -> ids.shape + (D,).
 
-    gpu: Gpu
-    name: str = "cuda.embedding"
-    op: str = "embedding"
+    It takes tables of any type, laid out anyhow, and integer ids; no scratch.
+    """
+    (_, ids), (out,) = inputs, outputs
+    axes = collapse_axes(out.shape[:-1], (out.strides_bytes[:-1],), in_order=True)
+    if not are_ids(ids) or len(axes) > MAX_OUTER:
+        return None
+    moved_bytes = 2.0 * out.type.size_bytes + ids.type.size_bytes
+    duration_ns = gpu.call_ns + gpu.bytes_ns(moved_bytes)
+    return KernelPlan(KernelNeeds(duration_ns=duration_ns), partial(_gather, axes_of(attrs)))
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take integer ids; no scratch."""
-        (_, ids), (out,) = inputs, outputs
-        axes = collapse_axes(out.shape[:-1], (out.strides_bytes[:-1],), in_order=True)
-        if not are_ids(ids) or len(axes) > MAX_OUTER:
-            return None
-        moved_bytes = 2.0 * out.type.size_bytes + ids.type.size_bytes
-        return KernelNeeds(duration_ns=self.gpu.call_ns + self.gpu.bytes_ns(moved_bytes))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[PlacedView, ...],
-        outputs: tuple[PlacedView, ...],
-        workspace: DeviceView | None,
-    ) -> DeviceCalls:
-        """Return one call, in which a team of threads copies a row."""
-        (weight, ids), (out,) = on_device(inputs), on_device(outputs)
-        num = ids.type.num_elements
-        if not num:
-            return ()
-        rows, columns = weight.shape
-        unit, steps = _units(weight, out)
-        units = columns * weight.dtype.itemsize // unit
-        # A team of 2 ** team_bits threads, a warp at most, copies a row.
-        team_bits = min(_MAX_TEAM_BITS, max(units - 1, 0).bit_length())
-        arguments = (
-            *ids_words(ids),
-            *(weight.address, out.address, 0),
-            *(rows, weight.strides_bytes[0], steps[0]),
-            *places_words(out.shape[:-1], out.strides_bytes[:-1]),
-            *(steps[1], units, unit, team_bits),
-        )
-        text, status = (
-            text_of_ids(),
-            status_of(_GATHER_STATUS, "id", ids.type, rows, axes_of(attrs)),
-        )
-        blocks = -(-(num << team_bits) // BLOCK)
-        return (RunKernel(text, text.kernels[0], blocks, BLOCK, arguments, status=status),)
+def _gather(
+    axes: tuple[int, ...], inputs: PlacedViews, outputs: PlacedViews, workspace: Scratch
+) -> LaunchCalls:
+    """Return one call, in which a team of threads copies a row; `axes` as in `bad_index`."""
+    weight, ids, out = on_device((*inputs, *outputs))
+    num = ids.type.num_elements
+    if not num:
+        return ()
+    rows, columns = weight.shape
+    unit, steps = _units(weight, out)
+    units = columns * weight.dtype.itemsize // unit
+    # A team of 2 ** team_bits threads, a warp at most, copies a row.
+    team_bits = min(_MAX_TEAM_BITS, max(units - 1, 0).bit_length())
+    arguments = (
+        *ids_words(ids),
+        *(weight.address, out.address, 0),
+        *(rows, weight.strides_bytes[0], steps[0]),
+        *places_words(out.shape[:-1], out.strides_bytes[:-1]),
+        *(steps[1], units, unit, team_bits),
+    )
+    text, status = text_of_ids(), status_of(_GATHER_STATUS, "id", ids.type, rows, axes)
+    blocks = -(-(num << team_bits) // BLOCK)
+    return (RunKernel(text, text.kernels[0], blocks, BLOCK, arguments, status=status),)
 
 
 def _units(weight: DeviceView, out: DeviceView) -> tuple[int, tuple[int, int]]:
@@ -294,75 +316,50 @@ def _units(weight: DeviceView, out: DeviceView) -> tuple[int, tuple[int, int]]:
     return unit, (unit, unit)
 
 
-@dataclass(frozen=True, slots=True)
-class CudaEmbeddingGrad:
-    """`embedding_grad`(dy, ids) -> [rows, D]: row r is the sum of dy where ids is r; attrs rows."""
+def plan_gradient(gpu: Gpu, attrs: Attrs, inputs: Operands, outputs: Operands) -> CudaPlan | None:
+    """Plan `embedding_grad`(dy, ids) -> [rows, D]: row r is the sum of dy where ids is r.
 
-    gpu: Gpu
-    name: str = "cuda.embedding_grad"
-    op: str = "embedding_grad"
+    It takes floats and a dense output; scratch is sorted ids, and sums of pieces of runs.
+    """
+    (dy, ids), (out,) = inputs, outputs
+    sums = sums_of(dy, ids, integer(attrs, "rows"), axes_of(attrs))
+    if sums is None or not out.is_dense:
+        return None
+    fill = gpu.call_ns + gpu.bytes_ns(out.type.size_bytes)
+    duration_ns = fill + sums.duration_ns(gpu, dy.type.dtype.itemsize)
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take floats and a dense output; scratch is sorted ids, and sums of pieces of runs."""
-        (dy, ids), (out,) = inputs, outputs
-        sums = sums_of(dy, ids, integer(attrs, "rows"))
-        if sums is None or not out.is_dense:
-            return None
-        fill = self.gpu.call_ns + self.gpu.bytes_ns(out.type.size_bytes)
-        duration_ns = fill + sums.duration_ns(self.gpu, dy.type.dtype.itemsize)
-        return KernelNeeds(size_bytes(sums.pieces), duration_ns=duration_ns)
-
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[PlacedView, ...],
-        outputs: tuple[PlacedView, ...],
-        workspace: DeviceView | None,
-    ) -> DeviceCalls:
-        """Return a fill with zeros, the sort of the ids, and the sums."""
-        (dy, ids), (out,) = on_device(inputs), on_device(outputs)
-        sums = sums_of(dy.as_operand, ids.as_operand, integer(attrs, "rows"), axes_of(attrs))
-        if sums is None:
-            raise InternalError(f"{self.name} is bound to what it does not take")
+    def bind(inputs: PlacedViews, outputs: PlacedViews, workspace: Scratch) -> LaunchCalls:
+        dy, ids, out = on_device((*inputs, *outputs))
         calls = sums.calls(carve(workspace, sums.pieces), dy, ids, out.address, 0)
         size = out.type.size_bytes
         return (FillBytes(out.address, 0, size), *calls) if size else calls
 
+    return KernelPlan(KernelNeeds(size_bytes(sums.pieces), duration_ns=duration_ns), bind)
 
-@dataclass(frozen=True, slots=True)
-class CudaLastPlace:
-    """`last_place`(ids) -> [rows] int32: the last place of each id, or -1; attrs rows."""
 
-    gpu: Gpu
-    name: str = "cuda.last_place"
-    op: str = "last_place"
+def plan_last_place(gpu: Gpu, attrs: Attrs, inputs: Operands, outputs: Operands) -> CudaPlan | None:
+    """Plan `last_place`(ids) -> [rows] int32: the last place of each id, or -1; attrs rows.
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take integer ids and a dense output; no scratch."""
-        (ids,), (out,) = inputs, outputs
-        if not (are_ids(ids) and out.is_dense):
-            return None
-        moved_bytes = float(out.type.size_bytes + ids.type.size_bytes)
-        return KernelNeeds(duration_ns=2 * self.gpu.call_ns + self.gpu.bytes_ns(moved_bytes))
+    It takes integer ids and a dense output; no scratch.
+    """
+    (ids,), (out,) = inputs, outputs
+    if not (are_ids(ids) and out.is_dense):
+        return None
+    moved_bytes = float(out.type.size_bytes + ids.type.size_bytes)
+    rows, num, axes = out.type.num_elements, ids.type.num_elements, axes_of(attrs)
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[PlacedView, ...],
-        outputs: tuple[PlacedView, ...],
-        workspace: DeviceView | None,
-    ) -> DeviceCalls:
-        """Return a fill with -1, and one call with a thread for each id."""
-        (ids,), (out,) = on_device(inputs), on_device(outputs)
-        rows, num = out.type.num_elements, ids.type.num_elements
+    def bind(inputs: PlacedViews, outputs: PlacedViews, workspace: Scratch) -> LaunchCalls:
+        ids, out = on_device((*inputs, *outputs))
         # All bits 1 are -1 of an int32.
-        calls: DeviceCalls = (FillBytes(out.address, 0xFF, out.type.size_bytes),) if rows else ()
+        fills = (FillBytes(out.address, 0xFF, out.type.size_bytes),) if rows else ()
         if not num:
-            return calls
-        text, status = text_of_ids(), status_of(_LAST_STATUS, "id", ids.type, rows, axes_of(attrs))
-        arguments = (*ids_words(ids), out.address, 0, rows)
-        blocks = -(-num // BLOCK)
-        return (*calls, RunKernel(text, text.kernels[2], blocks, BLOCK, arguments, status=status))
+            return fills
+        text, status = text_of_ids(), status_of(_LAST_STATUS, "id", ids.type, rows, axes)
+        words, blocks = (*ids_words(ids), out.address, 0, rows), -(-num // BLOCK)
+        return (*fills, RunKernel(text, text.kernels[2], blocks, BLOCK, words, status=status))
+
+    duration_ns = 2 * gpu.call_ns + gpu.bytes_ns(moved_bytes)
+    return KernelPlan(KernelNeeds(duration_ns=duration_ns), bind)
 
 
 # "cuda.embedding_update": the rows of dy are added up by id (`RowSums`); then the program of the
@@ -375,50 +372,33 @@ _PICKS, _NUM_PARTS = words.PARTIALS, words.NUM_COLUMN_CHUNKS
 blocks the columns of a row are."""
 
 
-@dataclass(frozen=True, slots=True)
-class CudaEmbeddingUpdate:
-    """Table [V, D], dy, ids, and what else the update reads -> what it makes, in the rows of ids.
+def plan_update(gpu: Gpu, attrs: Attrs, inputs: Operands, outputs: Operands) -> CudaPlan | None:
+    """Plan an update of the rows of a table: table [V, D], dy, ids, and what else it reads.
 
     Attrs are those of the fused kernel of the update. The outputs lie over the inputs: rows that no
     id names are not touched. One more input `skip` [] int64 leaves all as it is where it is not 0.
+
+    It takes programs of elements and numbers, on dense tables.
     """
+    table, dy, ids, *rest = inputs
+    sums, program = sums_of(dy, ids, table.shape[0]), fused_program(attrs, "program")
+    is_dense = all([x.is_dense for x in (table, *rest, *outputs)])
+    if sums is None or not is_dense or not is_by_elements(program):
+        return None
+    moved_bytes = (1.0 + 2 * len(outputs)) * dy.type.size_bytes
+    own_ns = gpu.call_ns + gpu.bytes_ns(moved_bytes)
+    needs = KernelNeeds(
+        size_bytes(_pieces(sums, table.type)),
+        tuple(enumerate((0, *range(3, 2 + len(outputs))))),  # the states come after dy and ids
+        sums.duration_ns(gpu, dy.dtype.itemsize) + own_ns,
+    )
 
-    gpu: Gpu
-    name: str = "cuda.embedding_update"
-    op: str = "embedding_update"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take programs of elements and numbers, on dense tables."""
-        table, dy, ids, *rest = inputs
-        sums = sums_of(dy, ids, table.shape[0])
-        is_dense = all([x.is_dense for x in (table, *rest, *outputs)])
-        if sums is None or not is_dense or not is_by_elements(fused_program(attrs, "program")):
-            return None
-        moved_bytes = (1.0 + 2 * len(outputs)) * dy.type.size_bytes
-        own_ns = self.gpu.call_ns + self.gpu.bytes_ns(moved_bytes)
-        return KernelNeeds(
-            size_bytes(_pieces(sums, table.type)),
-            tuple(enumerate((0, *range(3, 2 + len(outputs))))),  # the states come after dy and ids
-            sums.duration_ns(self.gpu, dy.dtype.itemsize) + own_ns,
-        )
-
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[PlacedView, ...],
-        outputs: tuple[PlacedView, ...],
-        workspace: DeviceView | None,
-    ) -> DeviceCalls:
-        """Return the sums, and one kernel for the update."""
+    def bind(inputs: PlacedViews, outputs: PlacedViews, workspace: Scratch) -> LaunchCalls:
         table, dy, ids, *rest = on_device(inputs)
-        sums = sums_of(dy.as_operand, ids.as_operand, table.shape[0])
-        if sums is None:
-            raise InternalError(f"{self.name} is bound to what it does not take")
         gradient, picks, *pieces = carve(workspace, _pieces(sums, table.type))
         calls = sums.calls(tuple(pieces), dy, ids, gradient, picks)
         if not table.type.num_elements or not sums.num:
             return calls
-        program = fused_program(attrs, "program")
         text = _update_text(program)
         num_inputs = len(program.inputs)
         operands = [view.address for view in (table, *rest)]
@@ -435,6 +415,8 @@ class CudaEmbeddingUpdate:
         call = RunKernel(text, text.kernels[0], sums.num * parts, threads, tuple(block))
         return (*calls, call)
 
+    return KernelPlan(needs, bind)
+
 
 def _pieces(sums: RowSums, table: TensorType) -> tuple[Piece, ...]:
     """Return a sum per id, the row that each belongs to, and the scratch of the sums."""
@@ -450,10 +432,8 @@ def _update_text(program: FusedProgram) -> KernelText:
     lines = [
         f"typedef struct {{ af_word w[{num_words}]; }} NAME_arguments;",
         *structs(values),
-        *scalars_function(values),
-        "AF_KERNEL NAME(AF_ARGUMENTS(NAME) arguments) {",
-        *indented(_body(values)),
-        "}",
+        *scalars_function(values, DIALECT),
+        *block("AF_KERNEL NAME(AF_ARGUMENTS(NAME) arguments)", _body(values)),
     ]
     about = "an update of picked rows"
     return KernelText.of("rows", "\n".join(lines) + "\n", ("NAME",), about)
@@ -465,7 +445,7 @@ def _body(values: Values) -> list[str]:
     text = [
         "AF_SHARED(NAME_scalars, s, 1);",
         "const af_word *a = arguments.w;",
-        f"if (a[{words.SKIP}].p && *(const int64_t *)a[{words.SKIP}].p) return;",
+        skip_line(),
         f"const int64_t columns = a[{words.COLUMNS}].i;",
         f"const int64_t e = (int64_t)((uint32_t)AF_BLOCK / (uint32_t){parts});",
         f"const int64_t j = (AF_BLOCK - e * {parts}) * AF_NUM_THREADS + AF_THREAD;",
@@ -476,13 +456,13 @@ def _body(values: Values) -> list[str]:
         "if (j >= columns) return;",
     ]
     scalars = scalar_values(values)
-    text += [f"const {values.type(v)} v{v} = s->v{v};" for v in scalars]
+    text += [values.constant_line(v, f"s->v{v}") for v in scalars]
     for v in [v for v in range(count) if v not in scalars]:
         row = "e" if v == GRADIENT else "r"
-        text.append(f"const {values.type(v)} v{v} = {values.element(v, f'{row} * columns + j')};")
+        text.append(values.constant_line(v, values.element(v, f"{row} * columns + j")))
     computed = [v for v in range(count, program.num_values) if v not in scalars]
     defined = [v for v in computed if values.constant(v) is None]
-    text += [f"const {values.type(v)} v{v} = {values.define(v)};" for v in defined]
+    text += [values.constant_line(v, values.define(v)) for v in defined]
     for position, v in enumerate(program.outputs):
         value = store(values.dtype(v), values.name(v))
         text.append(f"{values.output(position)}[r * columns + j] = {value};")

@@ -22,24 +22,25 @@ from actors.kernels.cuda.loops import (
     PhaseWriter,
     is_random,
     sum_dtype,
+    summing_threads,
 )
 from actors.kernels.cuda.strips import StripWriter
 from actors.kernels.program import values as words
-from actors.kernels.program.phases import Schedule
-from actors.kernels.program.values import (
-    Values,
+from actors.kernels.program.phases import Schedule, op_of
+from actors.kernels.program.stages import (
+    GET_SCALARS,
+    Dialect,
+    about,
+    block,
     column_lines,
-    indented,
-    is_float,
     outputs_of,
-    row_lines,
-    row_stores,
-    scalar_lines,
     scalar_stores,
+    skip_line,
+    stage_functions,
     struct,
     structs,
-    sum_type_of,
 )
+from actors.kernels.program.values import Values, member_of, partial_type_of, sum_type_of
 from compiler.contract.program import FusedProgram, Kind
 from compiler.contract.types import DType
 
@@ -49,227 +50,62 @@ from compiler.contract.types import DType
 
 COLUMNS = f"a[{words.COLUMNS}].i"
 
-_STAGE = "const af_word *a, const NAME_scalars *s, NAME_row *row, int64_t r, _Bool is_first"
+_ALL_TEAMS = "a, &all, j0, end, end, num_teams, AF_BLOCK"
 _SUMS = (
     "const af_word *a, NAME_sums *sums, int64_t j0, int64_t j1, int64_t width, int32_t num_teams,"
     " int64_t slot"
 )
 
 
-def has_dear_scalars(values: Values) -> bool:
+def _check_lines(values: Values, value: int) -> list[str]:
+    """Return what is done about a bad index: it is reported once, and 0 for all that follows.
+
+    Its place is that of its row in the operand, as the host says it.
+    """
+    instruction = values.instruction(value)
+    operand = instruction.operands[0]
+    place = values.row_number(operand) if values.is_input(operand) else "r"
+    status = f"a[{words.STATUS}].p"
+    return block(
+        f"if ((uint64_t)(int64_t)v{value} >= {int(instruction.constants[0])}ULL)",
+        [f"if (is_first) af_report({status}, {place}, (int64_t)v{value});", f"v{value} = 0;"],
+    )
+
+
+DIALECT = Dialect("AF_FUNCTION void", "AF_FUNCTION void", _check_lines, "is_first")
+
+
+def has_dear_scalars(program: FusedProgram, plan: Schedule) -> bool:
     """Return whether SCALAR values are computed in double, a few hundred instructions for a power.
 
     Processors for graphics do 2 of those at a time, for 128 of others: one thread of a block
     computes them for all.
     """
-    computed = [v for v in values.plan.scalars if values.op(v) not in ("constant", "cast")]
-    return any([values.dtype(v) is DType.FLOAT64 for v in computed])
+    computed = [v for v in plan.scalars if op_of(program, v) not in ("constant", "cast")]
+    return any([program.dtype_of(v) is DType.FLOAT64 for v in computed])
 
 
-def scalars_function(values: Values) -> list[str]:
-    """Return the function that computes SCALAR values."""
-    return [
-        "AF_FUNCTION void NAME_get_scalars(const af_word *a, NAME_scalars *s) {",
-        *indented(scalar_lines(values)),
-        "    (void)a, (void)s;",
-        "}",
-    ]
+def _size_of(values: Values, value: int) -> int:
+    return sum_dtype(values.dtype(value)).itemsize
 
 
-class StageWriter:
-    """The text of what surrounds the phases of one program, with NAME for its name."""
-
-    def __init__(self, program: FusedProgram, plan: Schedule) -> None:
-        self.program, self.plan = program, plan
-        self.writer = PhaseWriter(program, plan)
-        self.values = self.writer.values
-        self.reductions = [v for phase in plan.phases for v in phase.reductions]
-
-    def lines(self) -> list[str]:
-        """Return the structs and the functions."""
-        text = ["typedef struct {", f"    af_word w[{self._num_words()}];", "} NAME_arguments;"]
-        sums = [f"{self.writer.sum_type(v)} *c{v};" for v in self.plan.column_sums]
-        text += [*structs(self.values), *struct("sums", sums), *scalars_function(self.values)]
-        for level in range(len(self.plan.rows)):
-            text += self._row_stage(level)
-        return [*text, *self._row_end(), *self._sum_functions()]
-
-    def _num_words(self) -> int:
-        return words.way(self.program, len(self.plan.column_sums)) + 1
-
-    def _row_stage(self, level: int) -> list[str]:
-        """Return the function that computes ROW values of a level, from reductions before it."""
-        return [
-            f"AF_FUNCTION void NAME_row{level}({_STAGE}) {{",
-            *indented(row_lines(self.values, level, self._check, index="")),
-            "    (void)a, (void)s, (void)row, (void)r, (void)is_first;",
-            "}",
-        ]
-
-    def _check(self, value: int) -> list[str]:
-        """Return what is done about a bad index: it is reported once, and 0 for all that follows.
-
-        Its place is that of its row in the operand, as the host says it.
-        """
-        instruction = self.values.instruction(value)
-        operand = instruction.operands[0]
-        place = self.values.row_number(operand) if self.values.is_input(operand) else "r"
-        return [
-            f"if ((uint64_t)(int64_t)v{value} >= {int(instruction.constants[0])}ULL) {{",
-            f"    if (is_first) af_report(a[{words.STATUS}].p, {place}, (int64_t)v{value});",
-            f"    v{value} = 0;",
-            "}",
-        ]
-
-    def _row_end(self) -> list[str]:
-        return [
-            "AF_FUNCTION void NAME_end(const af_word *a, const NAME_row *row, int64_t r) {",
-            *indented(row_stores(self.values)),
-            "    (void)a, (void)row, (void)r;",
-            "}",
-        ]
-
-    def _sum_functions(self) -> list[str]:
-        """Return the functions that begin the sums of a block and that end a stretch of them.
-
-        A thread does so for some columns of all teams: between two barriers, where others add.
-        """
-        if not self.plan.column_sums:
-            return []
-        values = self.values
-        text = []
-        for name in ("clear", "flush"):
-            body, is_clear = [], name == "clear"
-            for v in self.plan.column_sums:
-                c_type = sum_type_of(values.dtype(v))
-                body += [
-                    f"{c_type} *d{v} = {values.partial_place(v, 'slot')} + j;",
-                    f"{self.writer.sum_type(v)} *c{v} = sums->c{v} + j;",
-                    f"{c_type} t{v} = {'0' if is_clear else f'*d{v}'};",
-                    f"for (int32_t i = 0; i < num_teams; i++, c{v} += width) {{",
-                    *([] if is_clear else [f"    t{v} += *c{v};"]),
-                    f"    *c{v} = 0;",
-                    "}",
-                    f"*d{v} = t{v};",
-                ]
-            text += [
-                f"AF_FUNCTION void NAME_{name}({_SUMS}) {{",
-                *([] if is_clear else ["    AF_BARRIER();"]),
-                "    for (int64_t j = j0 + AF_THREAD; j < j1; j += AF_NUM_THREADS) {",
-                *indented(body, 2),
-                "    }",
-                "    AF_BARRIER();",
-                "}",
-            ]
-        return text
-
-    def team_bytes(self) -> int:
-        """Return the bytes of a team's sums for each column."""
-        return sum([_size_of(self.writer, v) for v in self.plan.column_sums])
-
-    def sum_places(self, first: str, width: str, begin: str, num_teams: str) -> list[str]:
-        """Return where each sum of the first team has its column `begin`, less that many columns.
-
-        The sums of all teams lie together, `width` columns a team; the widest types come first.
-        """
-        text, before = [], 0
-        for v in sorted(self.plan.column_sums, key=lambda v: -_size_of(self.writer, v)):
-            place = f"{first} + {before} * ({num_teams}) * {width}"
-            text.append(f"sums.c{v} = ({self.writer.sum_type(v)} *)({place}) - {begin};")
-            before += _size_of(self.writer, v)
-        return text
-
-    def stretches(self) -> str:
-        """Return where sums begin that are not in shared memory."""
-        return f"(char *)a[{words.stretches(self.program, len(self.plan.column_sums))}].p"
-
-
-def _size_of(writer: PhaseWriter, value: int) -> int:
-    return sum_dtype(writer.values.dtype(value)).itemsize
-
-
-# COLUMN outputs come from the partial rows of blocks, behind all rows. Sixteen threads add up those
-# of one column, each some of them in order, and then what they have, in order: so the result is the
+# COLUMN outputs come from the partial rows of blocks, behind all rows. Some threads add up those of
+# one column, each some of them in order, and then what they have, in order: so the result is the
 # same however many blocks this kernel has.
 
-FINISH_COLUMNS = 16
 FINISH_THREADS = 256
+_MOST_ADDERS, _SLOTS_EACH = 32, 4
 
 
-def final_reduction_lines(stages: StageWriter) -> list[str]:
-    """Return the body of the kernel NAME_finish."""
-    return _FinishWriter(stages).lines()
+def finish_adders(num_partials: int) -> int:
+    """Return how many threads add up the partial rows of one column: a power of two.
 
-
-class _FinishWriter:
-    """The text of what is done once per column."""
-
-    def __init__(self, stages: StageWriter) -> None:
-        self.values, self.plan = stages.values, stages.plan
-
-    def lines(self) -> list[str]:
-        """Return columns, then numbers."""
-        columns = outputs_of(self.values, Kind.COLUMN)
-        before, body = column_lines(self.values, "t{v}")
-        text, shared = [], []
-        if columns and self.plan.column_sums:
-            shared = [f"AF_SHARED(af_word, parts, {FINISH_THREADS});"]
-            text = [*before, *self._added_columns(body)]
-        elif columns:
-            loop = f"for (int64_t j = thread; j < {COLUMNS}; j += AF_NUM_BLOCKS * AF_NUM_THREADS)"
-            text = [*before, f"{loop} {{", *indented(body), "}"]
-        scalars = indented(scalar_stores(self.values))
-        if scalars:
-            text += ["if (thread == 0) {", *scalars, "}"]
-        return [
-            *shared,
-            "const af_word *a = arguments.w;",
-            f"if (a[{words.SKIP}].p && *(const int64_t *)a[{words.SKIP}].p) return;",
-            "const int64_t thread = AF_BLOCK * AF_NUM_THREADS + AF_THREAD;",
-            "NAME_scalars scalars, *s = &scalars;",
-            "NAME_get_scalars(a, s);",
-            *text,
-            "(void)s, (void)thread;",
-        ]
-
-    def _added_columns(self, body: list[str]) -> list[str]:
-        """Return the loop over columns: some threads add up the slots of one, in a fixed order."""
-        text, added = [], []
-        for v in self.plan.column_sums:
-            c_type, step = sum_type_of(self.values.dtype(v)), self.values.partial_step(v)
-            text += [
-                f"const {c_type} *c{v} = {self.values.partial_place(v, 'group')} + from;",
-                f"{c_type} t{v} = 0;",
-            ]
-            added.append(f"    t{v} += *c{v}, c{v} += groups * {step};")
-        # All sums in one loop, so that many partial rows are on their way at once.
-        text += ["AF_FOUR_TIMES", "for (int32_t i = group; i < num_slots; i += groups) {"]
-        text += [*added, "}"]
-        for v in self.plan.column_sums:
-            member = "d" if sum_type_of(self.values.dtype(v)) == "double" else "i"
-            text += [
-                # Before `parts` is written again: others may still add up the sum before this one.
-                "AF_BARRIER();",
-                f"parts[AF_THREAD].{member} = t{v};",
-                "AF_BARRIER();",
-                f"t{v} = 0;",
-                "for (int32_t i = 0; i < groups; i++)",
-                f"    t{v} += parts[i * {FINISH_COLUMNS} + AF_THREAD % {FINISH_COLUMNS}].{member};",
-            ]
-        return [
-            f"const int32_t groups = AF_NUM_THREADS / {FINISH_COLUMNS};",
-            f"const int32_t group = AF_THREAD / {FINISH_COLUMNS};",
-            f"const int32_t num_slots = (int32_t)a[{words.NUM_PARTIALS}].i;",
-            f"for (int64_t j0 = AF_BLOCK * {FINISH_COLUMNS}; j0 < {COLUMNS};",
-            f"     j0 += AF_NUM_BLOCKS * {FINISH_COLUMNS}) {{",
-            f"    const int64_t j = j0 + AF_THREAD % {FINISH_COLUMNS};",
-            f"    const int64_t from = af_min(j, {COLUMNS} - 1);",
-            *indented(text),
-            f"    if (group == 0 && j < {COLUMNS}) {{",
-            *indented(body, 2),
-            "    }",
-            "}",
-        ]
+    Each has a few, which are on their way together.
+    """
+    adders = 1
+    while adders < _MOST_ADDERS and adders * _SLOTS_EACH < num_partials:
+        adders *= 2
+    return adders
 
 
 PIECE_THREADS = 256
@@ -280,7 +116,8 @@ _FEW_TENSORS = 2
 _ROWS = f"a[{words.ROWS}].i"
 _TEAM = f"a[{words.TEAM_THREADS}].i"
 _PIECES = f"a[{words.NUM_COLUMN_CHUNKS}].i"
-_ALL_TEAMS = "a, &all, j0, end, end, num_teams, AF_BLOCK"
+_EACH_ROW = f"for (int64_t r = a[{words.FIRST_ROW}].i; r < {_ROWS}; r++)"
+_BLOCK_IS_TEAM = "const int64_t team = AF_NUM_THREADS, lane = AF_THREAD;"
 
 
 class SumPlace(Enum):
@@ -299,11 +136,9 @@ def emit(program: FusedProgram, plan: Schedule, sums: SumPlace, *, is_cut: bool)
     """
     writer = _CudaEmitter(program, plan, sums)
     text = "\n".join(writer.lines(is_cut=is_cut)) + "\n"
-    ops = ", ".join(dict.fromkeys([i.op for i in program.instructions if i.op != "constant"]))
-    types = ", ".join(dict.fromkeys([i.dtype.value for i in program.inputs]))
-    about = f"program of {len(program.instructions)} instructions ({ops}) on {types}"
-    has_exchanges = bool(writer.reductions) or bool(plan.column_sums) or writer.is_dear
-    return KernelText.of("fused", text, tuple(writer.kernels), about, has_exchanges=has_exchanges)
+    has_exchanges = bool(writer.reductions or plan.column_sums or writer.is_dear)
+    kernels = tuple(writer.kernels)
+    return KernelText.of("fused", text, kernels, about(program), has_exchanges=has_exchanges)
 
 
 class _CudaEmitter:
@@ -311,16 +146,24 @@ class _CudaEmitter:
 
     def __init__(self, program: FusedProgram, plan: Schedule, sums: SumPlace) -> None:
         self.program, self.plan, self.sums = program, plan, sums
-        self.stages = StageWriter(program, plan)
-        self.values, self.writer = self.stages.values, self.stages.writer
-        self.reductions = self.stages.reductions
-        self.is_dear = has_dear_scalars(self.values)
+        self.writer = PhaseWriter(program, plan)
+        self.values = self.writer.values
+        self.reductions = [v for phase in plan.phases for v in phase.reductions]
+        self.is_dear = has_dear_scalars(program, plan)
         self.kernels: list[str] = []
 
     def lines(self, *, is_cut: bool) -> list[str]:
         """Return the whole text."""
         phases = range(len(self.plan.phases))
-        text = self.stages.lines()
+        num_words = words.way(self.program, len(self.plan.column_sums)) + 1
+        sums = [f"{self.writer.sum_type(v)} *c{v};" for v in self.plan.column_sums]
+        text = [
+            *struct("arguments", [f"af_word w[{num_words}];"]),
+            *structs(self.values),
+            *struct("sums", sums),
+            *stage_functions(self.values, DIALECT),
+            *self._sum_functions(),
+        ]
         if self.sums is SumPlace.REGISTERS:
             strips = StripWriter(self.writer, self.plan)
             body = [*strips.shared(), *self._start(), *strips.lines(), "(void)exchange, (void)s;"]
@@ -333,11 +176,6 @@ class _CudaEmitter:
             text += self._rows_kernel()
         return [*text, *self._finish_kernel()]
 
-    def _finish_kernel(self) -> list[str]:
-        if outputs_of(self.values, Kind.COLUMN) or outputs_of(self.values, Kind.SCALAR):
-            return self._kernel("finish", FINISH_THREADS, final_reduction_lines(self.stages))
-        return []
-
     def _has_rows(self) -> bool:
         """Whether anything is done for rows, or checked in them."""
         is_checked = any([i.op == "check_index" for i in self.program.instructions])
@@ -347,17 +185,12 @@ class _CudaEmitter:
     def _kernel(self, name: str, threads: int, body: list[str], bound: str = "UP_TO") -> list[str]:
         kernel = f"NAME_{name}"
         self.kernels.append(kernel)
-        return [
-            f"typedef NAME_arguments {kernel}_arguments;",
-            f"AF_KERNEL_{bound}({threads}) {kernel}(AF_ARGUMENTS({kernel}) arguments) {{",
-            *indented(body),
-            "}",
-        ]
+        head = f"AF_KERNEL_{bound}({threads}) {kernel}(AF_ARGUMENTS({kernel}) arguments)"
+        return [f"typedef NAME_arguments {kernel}_arguments;", *block(head, body)]
 
     def _start(self) -> list[str]:
         """Return what a kernel over rows begins with."""
-        shared = []
-        scalars = ["NAME_scalars scalars, *s = &scalars;", "NAME_get_scalars(a, s);"]
+        shared, scalars = [], [*GET_SCALARS]
         # One thread computes the scalars for its block; the barrier shows them to all.
         if self.is_dear:
             shared.append("AF_SHARED(NAME_scalars, s, 1);")
@@ -366,51 +199,101 @@ class _CudaEmitter:
             "AF_EXCHANGE(exchange);" if self.reductions else "void *exchange = 0;",
             *shared,
             "const af_word *a = arguments.w;",
-            f"if (a[{words.SKIP}].p && *(const int64_t *)a[{words.SKIP}].p) return;",
+            skip_line(),
             *scalars,
         ]
+
+    # Sums over rows that teams leave in memory.
+
+    def _sum_functions(self) -> list[str]:
+        """Return the functions that begin the sums of a block and that end a stretch of them.
+
+        A thread does so for some columns of all teams: between two barriers, where others add.
+        """
+        if not self.plan.column_sums:
+            return []
+        values, text = self.values, []
+        for name in ("clear", "flush"):
+            body, is_clear = [], name == "clear"
+            for v in self.plan.column_sums:
+                c_type = sum_type_of(values.dtype(v))
+                teams = [*([] if is_clear else [f"t{v} += *c{v};"]), f"*c{v} = 0;"]
+                body += [
+                    f"{c_type} *d{v} = {values.partial_place(v, 'slot')} + j;",
+                    f"{self.writer.sum_type(v)} *c{v} = sums->c{v} + j;",
+                    f"{c_type} t{v} = {'0' if is_clear else f'*d{v}'};",
+                    *block(f"for (int32_t i = 0; i < num_teams; i++, c{v} += width)", teams),
+                    f"*d{v} = t{v};",
+                ]
+            before = [] if is_clear else ["AF_BARRIER();"]
+            loop = block("for (int64_t j = j0 + AF_THREAD; j < j1; j += AF_NUM_THREADS)", body)
+            head = f"AF_FUNCTION void NAME_{name}({_SUMS})"
+            text += block(head, [*before, *loop, "AF_BARRIER();"])
+        return text
+
+    def _team_bytes(self) -> int:
+        """Return the bytes of a team's sums for each column."""
+        return sum([_size_of(self.values, v) for v in self.plan.column_sums])
+
+    def _sum_places(self, first: str, width: str, begin: str, num_teams: str) -> list[str]:
+        """Return where each sum of the first team has its column `begin`, less that many columns.
+
+        The sums of all teams lie together, `width` columns a team; the widest types come first.
+        """
+        text, before = [], 0
+        for v in sorted(self.plan.column_sums, key=lambda v: -_size_of(self.values, v)):
+            place = f"{first} + {before} * ({num_teams}) * {width}"
+            text.append(f"sums.c{v} = ({self.writer.sum_type(v)} *)({place}) - {begin};")
+            before += _size_of(self.values, v)
+        return text
+
+    def _stretches(self) -> str:
+        """Return where sums begin that are not in shared memory."""
+        return f"(char *)a[{words.stretches(self.program, len(self.plan.column_sums))}].p"
 
     # A team per row.
 
     def _rows_kernel(self) -> list[str]:
         has_sums = bool(self.plan.column_sums)
+        row = [
+            "const _Bool is_own = r0 + shift < r1;",
+            # Teams of a warp exchange values, and those of a block meet where a stretch ends: one
+            # without a row goes along on the last row with no columns, and stores nothing.
+            "const int64_t r = is_own ? r0 + shift : r1 - 1;",
+            "const int64_t j1 = is_own ? end : 0;",
+            "const _Bool is_first = is_own && lane == 0 && piece == 0;",
+            "NAME_row row[1];",
+            "NAME_row0(a, s, row, r, is_first);",
+        ]
+        for index in range(len(self.plan.phases)):
+            row += [
+                f"NAME_phase{index}(a, s, row, r, j0, j1, lane, team, exchange, &sums);",
+                f"NAME_row{index + 1}(a, s, row, r, is_first);",
+            ]
+        row.append("if (is_first) NAME_end(a, row, r);")
+        if has_sums:
+            flush = [f"NAME_flush({_ALL_TEAMS});", "stretch = 0;"]
+            row += block(f"if (++stretch == {STRETCH} || r0 + teams >= r1)", flush)
+        first = f"a[{words.FIRST_ROW}].i + slot - shift"
         text = [
             f"const int32_t team = (int32_t){_TEAM};",
             "const int64_t thread = AF_BLOCK * AF_NUM_THREADS + AF_THREAD;",
             "const int64_t own = (int32_t)thread / team;",
             "const int32_t lane = (int32_t)thread % team;",
             *(self._teams_of_blocks() if has_sums else self._teams()),
-        ]
-        text += ["int32_t stretch = 0;"] if has_sums else []
-        text += [
+            *(["int32_t stretch = 0;"] if has_sums else []),
             f"const int64_t r1 = {_ROWS};",
-            f"for (int64_t r0 = a[{words.FIRST_ROW}].i + slot - shift; r0 < r1; r0 += teams) {{",
-            "    const _Bool is_own = r0 + shift < r1;",
-            # Teams of a warp exchange values, and those of a block meet where a stretch ends: one
-            # without a row goes along on the last row with no columns, and stores nothing.
-            "    const int64_t r = is_own ? r0 + shift : r1 - 1;",
-            "    const int64_t j1 = is_own ? end : 0;",
-            "    const _Bool is_first = is_own && lane == 0 && piece == 0;",
-            "    NAME_row row[1];",
-            "    NAME_row0(a, s, row, r, is_first);",
+            *block(f"for (int64_t r0 = {first}; r0 < r1; r0 += teams)", row),
         ]
-        for index in range(len(self.plan.phases)):
-            text += [
-                f"    NAME_phase{index}(a, s, row, r, j0, j1, lane, team, exchange, &sums);",
-                f"    NAME_row{index + 1}(a, s, row, r, is_first);",
-            ]
-        text.append("    if (is_first) NAME_end(a, row, r);")
-        if has_sums:
-            text.append(f"    if (++stretch == {STRETCH} || r0 + teams >= r1) {{")
-            text += [f"        NAME_flush({_ALL_TEAMS});", "        stretch = 0;", "    }"]
-        text.append("}")
         shared = []
         if self.sums is SumPlace.SHARED:
             teams = f"AF_NUM_THREADS / (int32_t)arguments.w[{words.TEAM_THREADS}].i"
-            count = f"{teams} * {self.stages.team_bytes()} * arguments.w[{words.COLUMNS}].i"
+            count = f"{teams} * {self._team_bytes()} * arguments.w[{words.COLUMNS}].i"
             shared = [f"AF_SHARED_OF_LAUNCH(char, shared, {count});"]
         body = [*shared, *self._start(), *text, "(void)exchange, (void)sums;"]
-        bound = "TWO_UP_TO" if self.reductions and not has_sums and self._is_small() else "UP_TO"
+        if has_sums:
+            return self._kernel("rows", summing_threads(self.program), body)
+        bound = "TWO_UP_TO" if self.reductions and self._is_small() else "UP_TO"
         return self._kernel("rows", MAX_THREADS, body, bound)
 
     def _is_small(self) -> bool:
@@ -440,8 +323,7 @@ class _CudaEmitter:
 
     def _teams_of_blocks(self) -> list[str]:
         """Return the same where teams of a block go from row to row together, to add up columns."""
-        stages, size = self.stages, self.stages.team_bytes()
-        place = "shared"
+        place, size = "shared", self._team_bytes()
         text = [
             "const int32_t num_teams = AF_NUM_THREADS / team;",
             "const int64_t shift = AF_THREAD / team, slot = own;",
@@ -449,8 +331,8 @@ class _CudaEmitter:
             f"const int64_t piece = 0, j0 = 0, end = {COLUMNS};",
         ]
         if self.sums is SumPlace.SCRATCH:
-            place = f"{stages.stretches()} + AF_BLOCK * num_teams * {size} * end"
-        first = stages.sum_places(place, "end", "j0", "num_teams")
+            place = f"{self._stretches()} + AF_BLOCK * num_teams * {size} * end"
+        first = self._sum_places(place, "end", "j0", "num_teams")
         own = [f"sums.c{v} += shift * end;" for v in self.plan.column_sums]
         return [
             *text,
@@ -464,48 +346,39 @@ class _CudaEmitter:
     # Pieces of the columns of few rows.
 
     def _columns_kernel(self, index: int) -> list[str]:
-        phase = self.plan.phases[index]
         # Each block has its columns of the one partial row.
         sums = "a, &sums, j0, j1, 0, 1, 0"
         has_sums = bool(self.plan.column_sums)
+        is_first, is_last = index == 0, index == len(self.plan.phases) - 1
+        stores = [self._partial(v) for v in self.plan.phases[index].reductions]
+        row = [
+            *self._row_until(index),
+            f"NAME_phase{index}(a, s, row, r, j0, j1, lane, team, exchange, &sums);",
+            *(block("if (lane == 0)", stores) if stores else []),
+        ]
         text = [
-            "const int64_t team = AF_NUM_THREADS, lane = AF_THREAD;",
+            _BLOCK_IS_TEAM,
             f"const int64_t j0 = AF_BLOCK * a[{words.CHUNK_COLUMNS}].i;",
             f"const int64_t j1 = af_min(j0 + a[{words.CHUNK_COLUMNS}].i, {COLUMNS});",
-            *(["const _Bool is_first = AF_BLOCK == 0 && lane == 0;"] if index == 0 else []),
+            *(["const _Bool is_first = AF_BLOCK == 0 && lane == 0;"] if is_first else []),
             "NAME_sums sums;",
-            *self.stages.sum_places(self.stages.stretches(), COLUMNS, "0", "1"),
+            *self._sum_places(self._stretches(), COLUMNS, "0", "1"),
+            *([f"NAME_clear({sums});"] if has_sums and is_first else []),
+            *block(_EACH_ROW, row),
+            *([f"NAME_flush({sums});"] if has_sums and is_last else []),
         ]
-        text += [f"NAME_clear({sums});"] if has_sums and index == 0 else []
-        text += [
-            f"for (int64_t r = a[{words.FIRST_ROW}].i; r < {_ROWS}; r++) {{",
-            "    NAME_row row[1];",
-            *indented(self._row_until(index)),
-            f"    NAME_phase{index}(a, s, row, r, j0, j1, lane, team, exchange, &sums);",
-        ]
-        stores = [self._partial(v) for v in phase.reductions]
-        text += ["    if (lane == 0) {", *indented(stores, 2), "    }"] if stores else []
-        text.append("}")
-        is_last = index == len(self.plan.phases) - 1
-        text += [f"NAME_flush({sums});"] if has_sums and is_last else []
         body = [*self._start(), *text, "(void)exchange, (void)sums;"]
         return self._kernel(f"columns{index}", PIECE_THREADS, body)
 
     def _last_kernel(self) -> list[str]:
-        text = [
-            "const int64_t team = AF_NUM_THREADS, lane = AF_THREAD;",
-            f"for (int64_t r = a[{words.FIRST_ROW}].i; r < {_ROWS}; r++) {{",
-            "    NAME_row row[1];",
-            *indented(self._row_until(len(self.plan.phases))),
-            "    if (lane == 0) NAME_end(a, row, r);",
-            "}",
-        ]
-        body = [*self._start(), *text, "(void)exchange, (void)team;"]
-        return self._kernel("last", PIECE_THREADS, body)
+        row = [*self._row_until(len(self.plan.phases)), "if (lane == 0) NAME_end(a, row, r);"]
+        text = [_BLOCK_IS_TEAM, *block(_EACH_ROW, row), "(void)exchange, (void)team;"]
+        return self._kernel("last", PIECE_THREADS, [*self._start(), *text])
 
     def _row_until(self, index: int) -> list[str]:
         """Return the ROW values that phase `index` reads; only the first kernel reports indices."""
-        text = [f"NAME_row0(a, s, row, r, {'is_first' if index == 0 else '0'});"]
+        text = ["NAME_row row[1];"]
+        text.append(f"NAME_row0(a, s, row, r, {'is_first' if index == 0 else '0'});")
         for before, phase in enumerate(self.plan.phases[:index]):
             text += [line for v in phase.reductions for line in self._combine(v)]
             text.append(f"NAME_row{before + 1}(a, s, row, r, 0);")
@@ -518,26 +391,90 @@ class _CudaEmitter:
         return f"(af_word *)a[{words.PARTIALS}].p + {row} * {_PIECES}"
 
     def _partial(self, value: int) -> str:
-        member = "d" if is_float(self.values.dtype(value)) else "i"
+        member = member_of(self.values.dtype(value))
         return f"({self._partials(value)})[AF_BLOCK].{member} = row->v{value};"
 
     def _combine(self, value: int) -> list[str]:
         dtype, op = self.values.dtype(value), self.values.op(value)
-        c_type = "uint64_t" if dtype is DType.UINT64 else sum_type_of(dtype)
-        sort = {"double": "f64", "int64_t": "i64", "uint64_t": "u64"}[c_type]
-        sort = "i64" if op == "row_sum" and c_type == "uint64_t" else sort
-        part = f"({c_type})p->{'d' if is_float(dtype) else 'i'}"
+        c_type = partial_type_of(dtype)
+        part = f"({c_type})p->{member_of(dtype)}"
         join = {"row_sum": "AF_ADD", "row_max": "AF_LARGER", "row_min": "AF_SMALLER"}[op]
         # A thread without pieces has the last one again, which changes no extreme, and no sum.
         first = f"lane < {_PIECES} ? {part} : 0" if op == "row_sum" else part
+        text = [
+            f"const af_word *p = {self._partials(value)};",
+            f"const af_word *end = p + {_PIECES};",
+            f"p += af_min(lane, {_PIECES} - 1);",
+            f"{c_type} t = {first};",
+            f"for (p += team; p < end; p += team) t = {join}(t, {part});",
+            f"row->v{value} = {self.writer.joined(value, 't', c_type)};",
+        ]
+        return block("", text)
+
+    # Behind all rows.
+
+    def _finish_kernel(self) -> list[str]:
+        """Return the kernel of COLUMN outputs, each column by itself, and of SCALAR outputs."""
+        columns, scalars = outputs_of(self.values, Kind.COLUMN), scalar_stores(self.values)
+        if not (columns or scalars):
+            return []
+        before, body = column_lines(self.values, "t{v}")
+        text, shared = [], []
+        if columns and self.plan.column_sums:
+            shared = [f"AF_SHARED(af_word, parts, {FINISH_THREADS});"]
+            text = [*before, *self._added_columns(body)]
+        elif columns:
+            loop = f"for (int64_t j = thread; j < {COLUMNS}; j += AF_NUM_BLOCKS * AF_NUM_THREADS)"
+            text = [*before, *block(loop, body)]
+        body = [
+            *shared,
+            "const af_word *a = arguments.w;",
+            skip_line(),
+            "const int64_t thread = AF_BLOCK * AF_NUM_THREADS + AF_THREAD;",
+            *GET_SCALARS,
+            *text,
+            *(block("if (thread == 0)", scalars) if scalars else []),
+            "(void)s, (void)thread;",
+        ]
+        return self._kernel("finish", FINISH_THREADS, body)
+
+    def _added_columns(self, body: list[str]) -> list[str]:
+        """Return the loop over columns: some threads add up the slots of one, in a fixed order."""
+        text, added, joined = [], [], []
+        for v in self.plan.column_sums:
+            c_type, step = sum_type_of(self.values.dtype(v)), self.values.partial_step(v)
+            member = member_of(self.values.dtype(v))
+            text += [
+                f"const {c_type} *c{v} = {self.values.partial_place(v, 'group')} + from;",
+                f"{c_type} t{v} = 0;",
+            ]
+            added.append(f"t{v} += *c{v}, c{v} += groups * {step};")
+            joined += [
+                # Before `parts` is written again: others may still add up the sum before this one.
+                "AF_BARRIER();",
+                f"parts[AF_THREAD].{member} = t{v};",
+                "AF_BARRIER();",
+                f"t{v} = 0;",
+                "for (int32_t i = 0; i < groups; i++)",
+                f"    t{v} += parts[i * columns + AF_THREAD % columns].{member};",
+            ]
+        loop = f"for (int64_t j0 = AF_BLOCK * columns; j0 < {COLUMNS};"
         return [
-            "{",
-            f"    const af_word *p = {self._partials(value)};",
-            f"    const af_word *end = p + {_PIECES};",
-            f"    p += af_min(lane, {_PIECES} - 1);",
-            f"    {c_type} t = {first};",
-            f"    for (p += team; p < end; p += team) t = {join}(t, {part});",
-            f"    row->v{value} = ({self.values.type(value)})"
-            f"af_team_{op[len('row_') :]}_{sort}(t, team, exchange);",
-            "}",
+            f"const int32_t num_slots = (int32_t)a[{words.NUM_PARTIALS}].i;",
+            "int32_t groups = 1;",
+            f"while (groups < {_MOST_ADDERS} && groups * {_SLOTS_EACH} < num_slots) groups *= 2;",
+            "const int32_t columns = AF_NUM_THREADS / groups, group = AF_THREAD / columns;",
+            *block(
+                f"{loop}\n     j0 += AF_NUM_BLOCKS * columns)",
+                [
+                    "const int64_t j = j0 + AF_THREAD % columns;",
+                    f"const int64_t from = af_min(j, {COLUMNS} - 1);",
+                    *text,
+                    # All sums in one loop, so that many partial rows are on their way at once.
+                    "AF_FOUR_TIMES",
+                    *block("for (int32_t i = group; i < num_slots; i += groups)", added),
+                    *joined,
+                    *block(f"if (group == 0 && j < {COLUMNS})", body),
+                ],
+            ),
         ]

@@ -2,32 +2,42 @@
  * (Dao, FlashAttention-2, 2023).
  *
  * The text says NAME_WIDTH, what queries, keys and values are wide, filled up with zeros to a
- * multiple of 16; NAME_ROWS of a block, of which each of its 4 warps has 16 or 32; NAME_COLUMNS, how
- * many rows of the other side it meets at a time; NAME_CAUSAL and NAME_MASKED; and of the type of
- * elements NAME_MULTIPLY, NAME_PAIR, NAME_FROM, and NAME_INFINITE, the bits of infinity.
+ * multiple of 16; NAME_ROWS of a block, of which a warp has NAME_TILES times 16; NAME_COLUMNS, how
+ * many rows of the other side it meets at a time; NAME_CAUSAL and NAME_MASKED; NAME_EXACT, whether
+ * the scale is a power of 2; and of the type of elements NAME_MULTIPLY, NAME_PAIR, NAME_FROM, and
+ * NAME_INFINITE, the bits of infinity.
+ *
+ * A block has NAME_GROUPS groups of warps, NAME_THREADS threads in all. Of the gradient there may be
+ * several: the warps of each have all rows of the block, and a share of each tile; in the end the
+ * first group adds up the sums of all, in the order of groups.
  *
  * Rows lie in shared memory 16 bytes further apart than they are long: so the 8 rows of a matrix
  * that tensor cores load lie in different banks. While a block works on one tile, the next is on its
  * way into the other of two places. A barrier ends each tile: behind it the next one is there, and
  * nobody reads the last one, whose place is then filled.
  *
- * Every sum is added up by one warp in a fixed order: nothing depends on when a block runs. For that
+ * Scores are scaled, and rounded, before anything is taken off them: what the gradient computes again
+ * is then the same to the bit, and its difference to the row's largest exact, however large they are.
+ * A power of 2 rounds nothing: then one instruction scales and takes off.
+ *
+ * Every sum is added up in a fixed order: nothing depends on when a block or a warp runs. For that
  * the gradient computes scores and their gradients twice: `queries` adds up over keys, `keys` over
  * queries.
  */
 #define NAME_MAX_AXES 6
 enum {
     NAME_STEPS = NAME_WIDTH / 16,
-    NAME_TILES = NAME_ROWS / 64, /* tiles of 16 rows of a warp */
     NAME_WARP_ROWS = 16 * NAME_TILES,
     NAME_ROW = NAME_WIDTH + 8,
     NAME_CHUNKS = NAME_WIDTH / 8, /* of 16 bytes in a row */
     /* Words of 16 bits for sums of a block's rows, or of two tiles. */
-    NAME_SUMS = 4 * (NAME_ROWS > 2 * NAME_COLUMNS ? NAME_ROWS : 2 * NAME_COLUMNS),
+    NAME_SUMS = 8 * (NAME_ROWS > 2 * NAME_COLUMNS ? NAME_ROWS : 2 * NAME_COLUMNS),
     /* What a warp meets at once, of keys in `queries` and of queries in `keys`, which has twice the
      * sums: more are more than a thread has registers. */
-    NAME_KEYS = NAME_ROWS == 128 || NAME_MASKED ? 16 : 32,
-    NAME_QUERIES = NAME_ROWS == 128 || NAME_MASKED ? 16 : 32
+    NAME_KEYS = NAME_TILES == 2 || NAME_MASKED ? 16 : 32,
+    NAME_QUERIES = NAME_TILES == 2 || NAME_MASKED ? 16 : 32,
+    NAME_GROUP = 32 * (NAME_ROWS / NAME_WARP_ROWS), /* threads of a group, and of all others */
+    NAME_OTHERS = NAME_GROUP * (NAME_GROUPS - 1)
 };
 #define NAME_LOG2_E 1.4426950408889634f
 #define NAME_LN_2 0.6931471805599453f
@@ -41,15 +51,15 @@ typedef struct {
     char *first;
     int64_t row_step, head_steps[NAME_MAX_AXES];
 } NAME_tensor;
-/* `factor` is the scale times log2(e); a query sees `shift` keys more than its number and 1. */
+/* A query sees `shift` keys more than its number and 1. */
 typedef struct {
     int64_t rows, columns, width, out, num_blocks, shift, mask_step; /* of a key, in bytes */
-    int64_t scale, factor; /* by their bits: a double becomes a float in each use of it */
+    int64_t scale; /* by its bits: a double becomes a float in each use of it */
 } NAME_extents;
-/* What the gradient knows of a query: log2(e) lse, infinite where there is no weight, and the sum of
+/* What the gradient knows of a query: lse, infinite behind the last one; log2(e) tail; the sum of
  * dy y. */
 typedef struct {
-    float lse, delta;
+    float lse, tail, delta, unused;
 } NAME_sums;
 
 /* What each kernel knows of its call and of its place in it. */
@@ -57,11 +67,16 @@ typedef struct {
     const int32_t rows = (int32_t)a->e.rows, columns = (int32_t)a->e.columns;            \
     const int32_t width = (int32_t)a->e.width, out = (int32_t)a->e.out;                  \
     const int32_t shift = (int32_t)a->e.shift, num_blocks = (int32_t)a->e.num_blocks;    \
-    const float scale = af_float_of_bits((uint32_t)a->e.factor);                         \
-    const float factor = NAME_MASKED ? 1.0f : scale; /* a mask is added to scaled scores */  \
-    const int32_t head = (int32_t)AF_BLOCK / num_blocks;                                 \
+    const float scale = af_float_of_bits((uint32_t)a->e.scale);                          \
+    const float factor = NAME_EXACT ? scale : 1.0f; /* of what `NAME_scale` leaves */    \
+    /* Of few blocks the longest of all heads come first: the call waits for them. */    \
+    const int32_t side = NAME_GROUPS > 1 ? (int32_t)AF_NUM_BLOCKS / num_blocks : num_blocks;\
+    const int32_t outer = (int32_t)AF_BLOCK / side, inner = (int32_t)AF_BLOCK % side;    \
+    const int32_t head = NAME_GROUPS > 1 ? inner : outer;                                \
+    const int32_t block = NAME_GROUPS > 1 ? outer : inner;                               \
+    const int32_t group = NAME_GROUPS > 1 ? AF_THREAD / NAME_GROUP : 0;                  \
     const int32_t g = (AF_THREAD & 31) / 4, t = AF_THREAD % 4;                           \
-    const int32_t warp_first = AF_THREAD / 32 * NAME_WARP_ROWS;                          \
+    const int32_t warp_first = (AF_THREAD - group * NAME_GROUP) / 32 * NAME_WARP_ROWS;   \
     const char *mask = NAME_MASKED ? NAME_matrix(&a->mask, &a->heads, head) : 0;
 
 AF_FUNCTION char *NAME_matrix(const NAME_tensor *x, const NAME_heads *heads, int32_t head) {
@@ -83,16 +98,16 @@ AF_FUNCTION void NAME_fetch(
     int32_t row = AF_THREAD / NAME_CHUNKS, chunk = AF_THREAD % NAME_CHUNKS;
     const char *from = matrix + (first + row) * row_step + chunk * 16;
     AF_UNROLL
-    for (int32_t i = 0; i < count * NAME_CHUNKS; i += 128) {
-        if (128 % NAME_CHUNKS) {
+    for (int32_t i = 0; i < count * NAME_CHUNKS; i += NAME_THREADS) {
+        if (NAME_THREADS % NAME_CHUNKS) {
             row = (i + AF_THREAD) / NAME_CHUNKS, chunk = (i + AF_THREAD) % NAME_CHUNKS;
-            if (count * NAME_CHUNKS % 128 && row >= count) break;
             from = matrix + (first + row) * row_step + chunk * 16;
         }
+        if (count * NAME_CHUNKS % NAME_THREADS && row >= count) break;
         const _Bool is_there = first + row < end && chunk * 8 < width;
         AF_COPY_16(tile + row * NAME_ROW + chunk * 8, is_there ? from : matrix, is_there);
-        row += 128 / NAME_CHUNKS;
-        from += 128 / NAME_CHUNKS * row_step;
+        row += NAME_THREADS / NAME_CHUNKS;
+        from += NAME_THREADS / NAME_CHUNKS * row_step;
     }
 }
 
@@ -114,7 +129,7 @@ AF_FUNCTION void NAME_fetch_pair(
     NAME_fetch(stage, y, of_y->row_step, first, end, (int32_t)e->out, NAME_COLUMNS);
 }
 AF_FUNCTION void NAME_fetch_sums(NAME_sums *stages, int32_t tile, const NAME_sums *sums) {
-    const int32_t i = 2 * AF_THREAD;
+    const int32_t i = AF_THREAD;
     if (i < NAME_COLUMNS)
         AF_COPY_16(
             stages + (tile & 1) * NAME_COLUMNS + i, sums + tile * NAME_COLUMNS + i, 1
@@ -126,7 +141,7 @@ AF_FUNCTION void NAME_fetch_sums(NAME_sums *stages, int32_t tile, const NAME_sum
  * of that: queries that see it get NaN. Each thread looks at what it asked for itself. */
 AF_FUNCTION void NAME_clean(uint16_t *tile, int32_t first, int32_t *firsts, _Bool is_whole) {
     AF_ROLLED
-    for (int32_t i = AF_THREAD; i < NAME_COLUMNS * NAME_CHUNKS; i += 128) {
+    for (int32_t i = AF_THREAD; i < NAME_COLUMNS * NAME_CHUNKS; i += NAME_THREADS) {
         const int32_t row = i / NAME_CHUNKS, column = i % NAME_CHUNKS * 8;
         uint16_t *place = tile + row * NAME_ROW + column;
         uint32_t words[4], found = 0;
@@ -244,23 +259,24 @@ AF_FUNCTION void NAME_hide(float *x, int32_t count, int32_t end, int32_t hidden,
     }
 }
 
-/* Adds a mask to scores, in units of log2: of rows that are `down` bytes apart, of `count` columns
- * that are `across` bytes apart. The last ones stand for what is behind them. */
-AF_FUNCTION void NAME_add_mask(
+/* Scales `count` scores of each of a warp's rows, unless that rounds nothing, and adds the mask, whose
+ * rows are `down` bytes apart and columns `across`. The last ones stand for what is behind them. */
+AF_FUNCTION void NAME_scale(
     float *x, int32_t count, float scale, const char *mask, int64_t down, int64_t across,
     int32_t row, int32_t rows, int32_t column, int32_t columns
 ) {
     const int32_t g = (AF_THREAD & 31) / 4, t = AF_THREAD % 4;
     AF_UNROLL
-    for (int32_t i = 0; i < NAME_TILES * count / 2; i++) {
+    for (int32_t i = 0; i < NAME_TILES * count / 2 && !NAME_EXACT; i++) {
+        if (!NAME_MASKED) {
+            x[i] *= scale;
+            continue;
+        }
         const int32_t m = i / (count / 2), n = i / 4 % (count / 8);
-        const int64_t at = af_min(row + 16 * m + g + 8 * (i / 2 % 2), rows - 1);
-        const int64_t over = af_min(column + 8 * n + 2 * t + i % 2, columns - 1);
-        const char *place = mask + at * down + over * across;
-        const float natural = NAME_FROM(*(const uint16_t *)place), added = natural * NAME_LOG2_E;
-        /* In powers of 2 the least bfloat16 would be -inf, and its query without any weight. */
-        const _Bool is_finite = natural >= NAME_NOTHING;
-        x[i] = fmaf(x[i], scale, is_finite && added < NAME_NOTHING ? NAME_NOTHING : added);
+        const int32_t own = row + 16 * m + g + 8 * (i / 2 % 2), other = column + 8 * n + 2 * t + i % 2;
+        const int64_t at = own < rows ? own : rows - 1, over = other < columns ? other : columns - 1;
+        const uint16_t added = *(const uint16_t *)(mask + at * down + over * across);
+        x[i] = fmaf(x[i], scale, NAME_FROM(added));
     }
 }
 
@@ -288,6 +304,25 @@ AF_FUNCTION void NAME_put(
     }
 }
 
+/* Puts `count` numbers of each thread behind the first group where that group finds them. */
+AF_FUNCTION void NAME_hand_over(float *space, const float *x, int32_t count) {
+    AF_UNROLL
+    for (int32_t i = 0; i < count; i++) space[i * NAME_OTHERS + AF_THREAD - NAME_GROUP] = x[i];
+}
+/* Adds to sums of the first group those of the others, in their order; all threads call it, behind a
+ * barrier after which nobody reads the space. */
+AF_FUNCTION void NAME_add_groups(float *x, int32_t count, float *space, int32_t group) {
+    if (group) NAME_hand_over(space, x, count);
+    AF_BARRIER();
+    if (group) return;
+    AF_UNROLL
+    for (int32_t other = 0; other < NAME_GROUPS - 1; other++) {
+        AF_UNROLL
+        for (int32_t i = 0; i < count; i++)
+            x[i] += space[i * NAME_OTHERS + NAME_GROUP * other + AF_THREAD];
+    }
+}
+
 /* Stores a tile of a block's rows; behind a barrier. */
 AF_FUNCTION void NAME_store(
     const NAME_tensor *x, const NAME_heads *heads, int32_t head, const uint16_t *tile,
@@ -295,28 +330,30 @@ AF_FUNCTION void NAME_store(
 ) {
     char *matrix = NAME_matrix(x, heads, head);
     AF_UNROLL
-    for (int32_t i = 0; i < NAME_ROWS * NAME_CHUNKS; i += 128) {
+    for (int32_t i = 0; i < NAME_ROWS * NAME_CHUNKS; i += NAME_THREADS) {
         const int32_t row = (i + AF_THREAD) / NAME_CHUNKS, chunk = (i + AF_THREAD) % NAME_CHUNKS;
+        if (NAME_ROWS * NAME_CHUNKS % NAME_THREADS && row >= NAME_ROWS) break;
         if (first + row < end && chunk * 8 < width)
             *(af_16_bytes *)AF_ALIGNED(matrix + (first + row) * x->row_step + chunk * 16, 16) =
                 *(const af_16_bytes *)(tile + row * NAME_ROW + chunk * 8);
     }
 }
 
-/* y and lse. */
+#if NAME_GROUPS == 1
+/* y, lse and tail. */
 typedef struct {
     NAME_heads heads;
-    NAME_tensor q, k, v, y, lse, mask;
+    NAME_tensor q, k, v, y, lse, tail, mask;
     NAME_extents e;
 } NAME_attend_arguments;
 
-AF_KERNEL_UP_TO(128) NAME_attend(AF_ARGUMENTS(NAME_attend) arguments) {
+AF_KERNEL_UP_TO(NAME_THREADS) NAME_attend(AF_ARGUMENTS(NAME_attend) arguments) {
     AF_SHARED_OF_LAUNCH(uint16_t, shared, (NAME_ROWS + 4 * NAME_COLUMNS) * NAME_ROW);
     AF_SHARED(int32_t, firsts, NAME_WIDTH);
     const NAME_attend_arguments *a = &arguments;
     NAME_BEGIN(a)
     /* Those that see most keys first: they take longest. */
-    const int32_t first = (num_blocks - 1 - (int32_t)AF_BLOCK % num_blocks) * NAME_ROWS;
+    const int32_t first = (num_blocks - 1 - block) * NAME_ROWS;
     const int32_t end = NAME_CAUSAL ? (int32_t)af_min(columns, first + NAME_ROWS + shift) : columns;
     const int32_t num_tiles = (end + NAME_COLUMNS - 1) / NAME_COLUMNS;
     const char *k = NAME_matrix(&a->k, &a->heads, head), *v = NAME_matrix(&a->v, &a->heads, head);
@@ -356,19 +393,17 @@ AF_KERNEL_UP_TO(128) NAME_attend(AF_ARGUMENTS(NAME_attend) arguments) {
             AF_UNROLL
             for (int32_t n = 0; n < NAME_COLUMNS / 16; n++)
                 NAME_scores(&s[0][n], q, keys + n * 16 * NAME_ROW, NAME_COLUMNS / 16);
-            if (NAME_MASKED)
-                NAME_add_mask(
-                    &s[0][0][0][0], NAME_COLUMNS, scale, mask, a->mask.row_step,
-                    a->e.mask_step, first + warp_first, rows, column, columns
-                );
-            if (column + NAME_COLUMNS > columns ||
-                (NAME_CAUSAL && column + NAME_COLUMNS > hidden))
+            NAME_scale(
+                &s[0][0][0][0], NAME_COLUMNS, scale, mask, a->mask.row_step, a->e.mask_step,
+                first + warp_first, rows, column, columns
+            );
+            if (column + NAME_COLUMNS > columns || (NAME_CAUSAL && column + NAME_COLUMNS > hidden))
                 NAME_hide(&s[0][0][0][0], NAME_COLUMNS, columns - column, hidden - column, -INFINITY);
             AF_UNROLL
             for (int32_t m = 0; m < NAME_TILES; m++) {
                 AF_UNROLL
                 for (int32_t h = 0; h < 2; h++) {
-                    float largest = most[m][h];
+                    float largest = -INFINITY;
                     AF_UNROLL
                     for (int32_t n = 0; n < NAME_COLUMNS / 8; n++) {
                         const float *x = &s[m][n / 2][n % 2][2 * h];
@@ -376,15 +411,16 @@ AF_KERNEL_UP_TO(128) NAME_attend(AF_ARGUMENTS(NAME_attend) arguments) {
                     }
                     largest = fmaxf(largest, AF_SHUFFLE_XOR_F32(largest, 1));
                     largest = fmaxf(largest, AF_SHUFFLE_XOR_F32(largest, 2));
+                    largest = fmaxf(most[m][h], largest * factor);
                     /* Of nothing but -inf all weights are 0. */
-                    const float base = largest == -INFINITY ? 0.0f : largest * factor;
-                    const float shrink = af_power_of_2(fmaf(most[m][h], factor, -base));
+                    const float base = largest == -INFINITY ? 0.0f : largest;
+                    const float shrink = af_power_of_2((most[m][h] - base) * NAME_LOG2_E);
                     float sum = 0;
                     AF_UNROLL
                     for (int32_t n = 0; n < NAME_COLUMNS / 8; n++) {
                         float *x = &s[m][n / 2][n % 2][2 * h];
-                        x[0] = af_power_of_2(fmaf(x[0], factor, -base));
-                        x[1] = af_power_of_2(fmaf(x[1], factor, -base));
+                        x[0] = af_power_of_2(fmaf(x[0], factor, -base) * NAME_LOG2_E);
+                        x[1] = af_power_of_2(fmaf(x[1], factor, -base) * NAME_LOG2_E);
                         sum += x[0] + x[1];
                     }
                     most[m][h] = largest;
@@ -412,8 +448,8 @@ AF_KERNEL_UP_TO(128) NAME_attend(AF_ARGUMENTS(NAME_attend) arguments) {
     }
 
     float shares[NAME_TILES][2];
-    const NAME_tensor *lse = &a->lse;
-    char *logs = NAME_matrix(lse, &a->heads, head);
+    char *logs = NAME_matrix(&a->lse, &a->heads, head);
+    char *tails = NAME_matrix(&a->tail, &a->heads, head);
     AF_UNROLL
     for (int32_t m = 0; m < NAME_TILES; m++) {
         AF_UNROLL
@@ -423,9 +459,12 @@ AF_KERNEL_UP_TO(128) NAME_attend(AF_ARGUMENTS(NAME_attend) arguments) {
             sum += AF_SHUFFLE_XOR_F32(sum, 2);
             shares[m][h] = sum == 0 ? 0.0f : 1.0f / sum;
             const int32_t row = first + warp_first + 16 * m + 8 * h + g;
-            const float log = fmaf(most[m][h], factor, log2f(sum)) * NAME_LN_2;
-            if (t == 0 && row < rows)
-                *(float *)(logs + row * lse->row_step) = sum == 0 ? NAME_NOTHING : log;
+            const float largest = sum == 0 ? NAME_NOTHING : most[m][h];
+            const float log_sum = sum == 0 ? 0.0f : log2f(sum) * NAME_LN_2, lse = largest + log_sum;
+            if (t == 0 && row < rows) {
+                *(float *)(logs + row * a->lse.row_step) = lse;
+                *(float *)(tails + row * a->tail.row_step) = (largest - lse) + log_sum;
+            }
         }
     }
     AF_UNROLL
@@ -438,3 +477,4 @@ AF_KERNEL_UP_TO(128) NAME_attend(AF_ARGUMENTS(NAME_attend) arguments) {
     AF_BARRIER();
     NAME_store(&a->y, &a->heads, head, shared, first, rows, out);
 }
+#endif

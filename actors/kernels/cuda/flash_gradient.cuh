@@ -3,17 +3,17 @@
 /* dq, and what `keys` needs of each query: [heads, rows filled up to whole blocks]. */
 typedef struct {
     NAME_heads heads;
-    NAME_tensor dy, q, k, v, y, lse, dq, mask;
+    NAME_tensor dy, q, k, v, y, lse, tail, dq, mask;
     NAME_sums *sums;
     NAME_extents e;
 } NAME_queries_arguments;
 
-AF_KERNEL_UP_TO(128) NAME_queries(AF_ARGUMENTS(NAME_queries) arguments) {
+AF_KERNEL_UP_TO(NAME_THREADS) NAME_queries(AF_ARGUMENTS(NAME_queries) arguments) {
     AF_SHARED_OF_LAUNCH(uint16_t, shared, (2 * NAME_ROWS + 4 * NAME_COLUMNS) * NAME_ROW + NAME_SUMS);
     AF_SHARED(int32_t, firsts, 1);
     const NAME_queries_arguments *a = &arguments;
     NAME_BEGIN(a)
-    const int32_t first = (num_blocks - 1 - (int32_t)AF_BLOCK % num_blocks) * NAME_ROWS;
+    const int32_t first = (num_blocks - 1 - block) * NAME_ROWS;
     const int32_t end = NAME_CAUSAL ? (int32_t)af_min(columns, first + NAME_ROWS + shift) : columns;
     const int32_t num_tiles = (end + NAME_COLUMNS - 1) / NAME_COLUMNS;
     const char *k = NAME_matrix(&a->k, &a->heads, head), *v = NAME_matrix(&a->v, &a->heads, head);
@@ -31,9 +31,9 @@ AF_KERNEL_UP_TO(128) NAME_queries(AF_ARGUMENTS(NAME_queries) arguments) {
     AF_BARRIER();
     const int32_t diagonal = first + shift + 2 - NAME_COLUMNS;
     if (NAME_CAUSAL && diagonal <= 0) NAME_clean(stages, 0, firsts, 1);
-    if (NAME_ROWS == 128 || AF_THREAD < NAME_ROWS) {
+    if (NAME_ROWS == NAME_THREADS || AF_THREAD < NAME_ROWS) {
         const int32_t row = first + AF_THREAD;
-        NAME_sums sums = {INFINITY, 0};
+        NAME_sums sums = {INFINITY, 0, 0, 0};
         AF_ROLLED
         for (int32_t i = 0; i < NAME_CHUNKS; i++) {
             uint32_t left[4], right[4];
@@ -48,10 +48,9 @@ AF_KERNEL_UP_TO(128) NAME_queries(AF_ARGUMENTS(NAME_queries) arguments) {
         }
         if (row < rows) {
             const char *logs = NAME_matrix(&a->lse, &a->heads, head);
-            const float lse = *(const float *)(logs + row * a->lse.row_step);
-            /* Of a query that sees numbers below all others alone nothing depends on its scores:
-             * they are lost beside those, and so is the logarithm of how many they are. */
-            sums.lse = lse < -1e30f ? INFINITY : lse * NAME_LOG2_E;
+            const char *tails = NAME_matrix(&a->tail, &a->heads, head);
+            sums.lse = *(const float *)(logs + row * a->lse.row_step);
+            sums.tail = *(const float *)(tails + row * a->tail.row_step) * NAME_LOG2_E;
         }
         own_sums[AF_THREAD] = sums;
         a->sums[(int64_t)head * num_blocks * NAME_ROWS + row] = sums;
@@ -77,7 +76,7 @@ AF_KERNEL_UP_TO(128) NAME_queries(AF_ARGUMENTS(NAME_queries) arguments) {
             NAME_fetch_pair(stages, tile + 1, k, &a->k, v, &a->v, &a->e, columns);
         const int32_t hidden = first + warp_first + shift + 1;
         AF_ROLLED
-        for (int32_t part = 0; part < NAME_COLUMNS; part += NAME_KEYS) {
+        for (int32_t part = group * NAME_KEYS; part < NAME_COLUMNS; part += NAME_GROUPS * NAME_KEYS) {
             const int32_t column = tile * NAME_COLUMNS + part;
             if (column >= columns || (NAME_CAUSAL && column >= hidden + NAME_WARP_ROWS - 1)) break;
             float s[NAME_TILES][NAME_KEYS / 16][2][4], ds[NAME_TILES][NAME_KEYS / 16][2][4];
@@ -89,18 +88,18 @@ AF_KERNEL_UP_TO(128) NAME_queries(AF_ARGUMENTS(NAME_queries) arguments) {
                 NAME_scores(&s[0][n], q, keys + place, NAME_KEYS / 16);
                 NAME_scores(&ds[0][n], dy, values + place, NAME_KEYS / 16);
             }
-            if (NAME_MASKED)
-                NAME_add_mask(
-                    &s[0][0][0][0], NAME_KEYS, scale, mask, a->mask.row_step, a->e.mask_step,
-                    first + warp_first, rows, column, columns
-                );
+            NAME_scale(
+                &s[0][0][0][0], NAME_KEYS, scale, mask, a->mask.row_step, a->e.mask_step,
+                first + warp_first, rows, column, columns
+            );
             AF_UNROLL
             for (int32_t i = 0; i < NAME_TILES * NAME_KEYS / 2; i++) {
                 const int32_t m = i / (NAME_KEYS / 2), n = i / 4 % (NAME_KEYS / 8);
                 const NAME_sums own = sums[m][i / 2 % 2];
                 float *x = &ds[m][n / 2][n % 2][i % 4];
-                const float p = af_power_of_2(fmaf(s[m][n / 2][n % 2][i % 4], factor, -own.lse));
-                *x = p * (*x - own.delta);
+                const float score = fmaf(s[m][n / 2][n % 2][i % 4], factor, -own.lse);
+                const float p = af_power_of_2(fmaf(score, NAME_LOG2_E, -own.tail));
+                *x = (p == 1 ? 0 : p) * (*x - own.delta); /* see the op */
             }
             if (column + NAME_KEYS > columns || (NAME_CAUSAL && column + NAME_KEYS > hidden))
                 NAME_hide(&ds[0][0][0][0], NAME_KEYS, columns - column, hidden - column, 0);
@@ -123,7 +122,9 @@ AF_KERNEL_UP_TO(128) NAME_queries(AF_ARGUMENTS(NAME_queries) arguments) {
     AF_UNROLL
     for (int32_t i = 0; i < 2 * NAME_TILES && NAME_CAUSAL; i++)
         if (firsts[0] <= first + warp_first + 8 * i + g + shift) scales[i / 2][i % 2] = NAN;
-    NAME_put(shared + warp_first * NAME_ROW, dq, scales);
+    if (NAME_GROUPS > 1)
+        NAME_add_groups(&dq[0][0][0], NAME_TILES * NAME_STEPS * 8, (float *)stages, group);
+    if (group == 0) NAME_put(shared + warp_first * NAME_ROW, dq, scales);
     AF_BARRIER();
     NAME_store(&a->dq, &a->heads, head, shared, first, rows, width);
 }
@@ -137,11 +138,11 @@ typedef struct {
     NAME_extents e;
 } NAME_keys_arguments;
 
-AF_KERNEL_UP_TO(128) NAME_keys(AF_ARGUMENTS(NAME_keys) arguments) {
+AF_KERNEL_UP_TO(NAME_THREADS) NAME_keys(AF_ARGUMENTS(NAME_keys) arguments) {
     AF_SHARED_OF_LAUNCH(uint16_t, shared, (2 * NAME_ROWS + 4 * NAME_COLUMNS) * NAME_ROW + NAME_SUMS);
     const NAME_keys_arguments *a = &arguments;
     NAME_BEGIN(a)
-    const int32_t first = (int32_t)AF_BLOCK % num_blocks * NAME_ROWS;
+    const int32_t first = block * NAME_ROWS;
     const int32_t begin = NAME_CAUSAL ? (int32_t)af_max(0, first - shift) / NAME_COLUMNS : 0;
     const int32_t num_tiles = (rows + NAME_COLUMNS - 1) / NAME_COLUMNS;
     uint16_t *values = shared + NAME_ROWS * NAME_ROW, *stages = values + NAME_ROWS * NAME_ROW;
@@ -171,7 +172,8 @@ AF_KERNEL_UP_TO(128) NAME_keys(AF_ARGUMENTS(NAME_keys) arguments) {
         const uint16_t *slopes = queries + NAME_COLUMNS * NAME_ROW;
         const NAME_sums *tile_sums = all_sums + (tile & 1) * NAME_COLUMNS;
         AF_ROLLED
-        for (int32_t part = 0; part < NAME_COLUMNS; part += NAME_QUERIES) {
+        for (int32_t part = group * NAME_QUERIES; part < NAME_COLUMNS;
+             part += NAME_GROUPS * NAME_QUERIES) {
             /* The first of these queries, and the first key that it does not see. */
             const int32_t row = tile * NAME_COLUMNS + part, hidden = row + shift + 1;
             if (row >= rows) break;
@@ -188,22 +190,23 @@ AF_KERNEL_UP_TO(128) NAME_keys(AF_ARGUMENTS(NAME_keys) arguments) {
                 float s[NAME_TILES][1][2][4];
                 NAME_clear(&s[0][0][0][0], NAME_TILES * 8);
                 NAME_scores(&s[0][0], k, queries + own * NAME_ROW, 1);
-                if (NAME_MASKED)
-                    NAME_add_mask(
-                        &s[0][0][0][0], 16, scale, mask, a->e.mask_step, a->mask.row_step,
-                        first + warp_first, columns, row + 16 * c, rows
-                    );
+                NAME_scale(
+                    &s[0][0][0][0], 16, scale, mask, a->e.mask_step, a->mask.row_step,
+                    first + warp_first, columns, row + 16 * c, rows
+                );
                 AF_UNROLL
                 for (int32_t n = 0; n < 2; n++) {
-                    uint32_t words[4];
-                    af_get(words, tile_sums + own + 8 * n + 2 * t, 16);
+                    uint32_t words[2][4];
+                    af_get(words[0], tile_sums + own + 8 * n + 2 * t, 16);
+                    af_get(words[1], tile_sums + own + 8 * n + 2 * t + 1, 16);
                     AF_UNROLL
                     for (int32_t i = 0; i < NAME_TILES * 4; i++) {
-                        const float lse = af_float_of_bits(words[2 * (i % 2)]);
-                        const float delta = af_float_of_bits(words[2 * (i % 2) + 1]);
+                        const float lse = af_float_of_bits(words[i % 2][0]);
+                        const float tail = af_float_of_bits(words[i % 2][1]);
+                        const float delta = af_float_of_bits(words[i % 2][2]);
                         float *p = &s[i / 4][0][n][i % 4], *x = &ds[i / 4][c][n][i % 4];
-                        *p = af_power_of_2(fmaf(*p, factor, -lse));
-                        *x = *p * (*x - delta);
+                        *p = af_power_of_2(fmaf(fmaf(*p, factor, -lse), NAME_LOG2_E, -tail));
+                        *x = (*p == 1 ? 0 : *p) * (*x - delta);
                     }
                 }
                 /* A key that is infinite meets the zeros behind the last query, too. */
@@ -233,8 +236,15 @@ AF_KERNEL_UP_TO(128) NAME_keys(AF_ARGUMENTS(NAME_keys) arguments) {
     AF_UNROLL
     for (int32_t i = 0; i < 2 * NAME_TILES; i++)
         ones[i / 2][i % 2] = 1, scales[i / 2][i % 2] = af_float_of_bits((uint32_t)a->e.scale);
-    NAME_put(shared + warp_first * NAME_ROW, dk, scales);
-    NAME_put(values + warp_first * NAME_ROW, dv, ones);
+    if (NAME_GROUPS > 1) {
+        NAME_add_groups(&dk[0][0][0], NAME_TILES * NAME_STEPS * 8, (float *)stages, group);
+        AF_BARRIER();
+        NAME_add_groups(&dv[0][0][0], NAME_TILES * NAME_STEPS * 8, (float *)stages, group);
+    }
+    if (group == 0) {
+        NAME_put(shared + warp_first * NAME_ROW, dk, scales);
+        NAME_put(values + warp_first * NAME_ROW, dv, ones);
+    }
     AF_BARRIER();
     NAME_store(&a->dk, &a->heads, head, shared, first, columns, width);
     NAME_store(&a->dv, &a->heads, head, values, first, columns, out);

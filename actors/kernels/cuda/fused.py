@@ -8,24 +8,30 @@ that variable alone would, with the same text for the elements, and so the same 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
-from actors.kernels.common.gemm import MatrixView
 from actors.kernels.common.kernel import (
     Attrs,
     KernelNeeds,
+    KernelPlan,
     Operands,
     fused_program,
     integer,
     integers,
     size_bytes,
 )
-from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel
-from actors.kernels.cuda.emit import scalars_function
-from actors.kernels.cuda.kernel import DeviceView, DeviceViews, Gpu, PlacedView, on_device
+from actors.kernels.cuda.calls import KernelText, LaunchCalls, RunKernel
+from actors.kernels.cuda.emit import DIALECT, has_dear_scalars
+from actors.kernels.cuda.kernel import (
+    CudaPlan,
+    DeviceView,
+    Gpu,
+    PlacedViews,
+    Scratch,
+    on_device,
+)
 from actors.kernels.cuda.loops import NARROW, WIDE, WIDEST, PhaseWriter
 from actors.kernels.cuda.programs import (
-    GridMapping,
+    DEAR_WAITS,
     matrix_views,
     moved_bytes,
     program_calls,
@@ -36,64 +42,39 @@ from actors.kernels.cuda.programs import (
 )
 from actors.kernels.program import values as words
 from actors.kernels.program.spaces import in_place_pairs
-from actors.kernels.program.values import indented, structs
+from actors.kernels.program.stages import block, scalars_function, skip_line, structs
 from compiler.contract.program import FusedProgram, check_program, is_by_elements
 
 
-@dataclass(frozen=True, slots=True)
-class CudaFused:
-    """`fused`: attrs program, rows, columns; operands in the order of the program.
+def plan_program(gpu: Gpu, attrs: Attrs, inputs: Operands, outputs: Operands) -> CudaPlan | None:
+    """Plan `fused`: attrs program, rows, columns; operands in the order of the program.
 
     An update, whose outputs lie over inputs, may have one more input `skip` [] int64, and is left
     out where that is not 0.
+
+    It takes every program, on evenly spaced rows of dense columns.
     """
-
-    gpu: Gpu
-    name: str = "cuda.fused"
-    op: str = "fused"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take every program, on evenly spaced rows of dense columns."""
-        program = fused_program(attrs, "program")
-        scheduled = scheduled_for_device(program)
-        views = [DeviceView(0, x.type, x.strides_bytes) for x in (*inputs, *outputs)]
-        operands = (*views[: len(program.inputs)], *views[len(inputs) :])
-        mapping = _walk(self.gpu, attrs, operands)
-        if mapping is None:
-            return None
-        walk, matrices = mapping
-        return KernelNeeds(
-            size_bytes(program_pieces(program, walk)),
-            in_place_pairs(program, scheduled.schedule, integer(attrs, "rows"), matrices),
-            program_ns(self.gpu, program, walk, moved_bytes(matrices)),
-        )
-
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[PlacedView, ...],
-        outputs: tuple[PlacedView, ...],
-        workspace: DeviceView | None,
-    ) -> DeviceCalls:
-        """Return the kernels of the program, one after another."""
-        program = fused_program(attrs, "program")
-        views = on_device((*inputs, *outputs))
-        operands = (*views[: len(program.inputs)], *views[len(inputs) :])
-        skip = next(iter(views[len(program.inputs) : len(inputs)]), None)
-        mapping = _walk(self.gpu, attrs, operands)
-        if mapping is None:
-            raise ValueError(f"operands of shapes {[x.shape for x in operands]} are not in rows")
-        return program_calls(program, mapping[0], integer(attrs, "rows"), operands, workspace, skip)
-
-
-def _walk(
-    gpu: Gpu, attrs: Attrs, views: DeviceViews
-) -> tuple[GridMapping, tuple[MatrixView, ...]] | None:
-    matrices, program = matrix_views(views), fused_program(attrs, "program")
-    if matrices is None:
+    program = fused_program(attrs, "program")
+    rows, columns, count = integer(attrs, "rows"), integer(attrs, "columns"), len(inputs)
+    views = [DeviceView(0, x.type, x.strides_bytes) for x in (*inputs, *outputs)]
+    matrices = matrix_views((*views[: len(program.inputs)], *views[count:]))
+    walk = None if matrices is None else walk_of(gpu, program, rows, columns, matrices)
+    if matrices is None or walk is None:
         return None
-    walk = walk_of(gpu, program, integer(attrs, "rows"), integer(attrs, "columns"), matrices)
-    return None if walk is None else (walk, matrices)
+
+    def bind(inputs: PlacedViews, outputs: PlacedViews, workspace: Scratch) -> LaunchCalls:
+        views = on_device((*inputs, *outputs))
+        operands = (*views[: len(program.inputs)], *views[count:])
+        skip = next(iter(views[len(program.inputs) : count]), None)
+        return program_calls(program, walk, rows, operands, workspace, skip)
+
+    schedule = scheduled_for_device(program).schedule
+    needs = KernelNeeds(
+        size_bytes(program_pieces(program, walk)),
+        in_place_pairs(program, schedule, rows, matrices),
+        program_ns(gpu, program, walk, moved_bytes(matrices)),
+    )
+    return KernelPlan(needs, bind)
 
 
 # All of joined updates is in the argument block: addresses need no table in the memory of the
@@ -122,40 +103,29 @@ def most_joined(num_full: int) -> int:
     return (_WORDS - _MEMBERS) // (_ADDRESSES + num_full)
 
 
-@dataclass(frozen=True, slots=True)
-class CudaJoinedUpdates:
-    """Updates of one program, each over variables of its own.
+def plan_joined(gpu: Gpu, attrs: Attrs, inputs: Operands, outputs: Operands) -> CudaPlan | None:
+    """Plan updates of one program, each over variables of its own.
 
     See `compiler.ops.language.program_ops`.
+
+    It takes dense tensors, as many as the arguments have room for.
     """
+    program, count = fused_program(attrs, "program"), integer(attrs, "count")
+    check_program(program)
+    full, numbers = _operands(program)
+    is_taken = is_by_elements(program) and len(numbers) <= _MOST_NUMBERS
+    if not is_taken or count > most_joined(len(full)) or not all([x.is_dense for x in inputs]):
+        return None
+    moved_bytes = sum([x.type.size_bytes for x in (*inputs, *outputs)])
+    pairs = tuple([(k, k) for k in range(len(outputs))])
+    is_dear = has_dear_scalars(program, scheduled_for_device(program).schedule)
+    waits_ns = (1 + DEAR_WAITS * is_dear) * gpu.latency_ns
+    duration_ns = gpu.call_ns + waits_ns + gpu.bytes_ns(moved_bytes)
+    needs = KernelNeeds(0, pairs, duration_ns)
+    over = integers(attrs, "over")
 
-    gpu: Gpu
-    name: str = "cuda.joined_updates"
-    op: str = "joined_updates"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take dense tensors, as many as the arguments have room for."""
-        program, count = fused_program(attrs, "program"), integer(attrs, "count")
-        check_program(program)
-        full, numbers = _operands(program)
-        is_taken = is_by_elements(program) and len(numbers) <= _MOST_NUMBERS
-        if not is_taken or count > most_joined(len(full)) or not all([x.is_dense for x in inputs]):
-            return None
-        moved_bytes = sum([x.type.size_bytes for x in (*inputs, *outputs)])
-        over = tuple([(k, k) for k in range(len(outputs))])
-        return KernelNeeds(0, over, self.gpu.call_ns + self.gpu.bytes_ns(moved_bytes))
-
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[PlacedView, ...],
-        outputs: tuple[PlacedView, ...],
-        workspace: DeviceView | None,
-    ) -> DeviceCalls:
-        """Return the one kernel; none where there are no elements."""
-        program, over = fused_program(attrs, "program"), integers(attrs, "over")
-        views, count = on_device(inputs), integer(attrs, "count")
-        full, numbers = _operands(program)
+    def bind(inputs: PlacedViews, outputs: PlacedViews, workspace: Scratch) -> LaunchCalls:
+        views = on_device(inputs)
         others = [i for i in full if i not in over]
         num_written, num_shared = count * len(over), count * len(full)
         block = [0] * _WORDS
@@ -165,7 +135,7 @@ class CudaJoinedUpdates:
         # One view or none: the sum is its address, or 0.
         block[_SKIP] = sum([view.address for view in views[num_shared + len(numbers) :]])
         sizes = [views[member * len(over)].type.num_elements for member in range(count)]
-        block[_PIECE] = piece = _piece(self.gpu, sum(sizes))
+        block[_PIECE] = piece = _piece(gpu, sum(sizes))
         num_blocks = 0
         for member, size in enumerate(sizes):
             place = _MEMBERS + member * (_ADDRESSES + len(full))
@@ -182,6 +152,8 @@ class CudaJoinedUpdates:
         block[_WAY] = NARROW if is_odd else WIDE
         text = joined_text(program, over)
         return (RunKernel(text, text.kernels[0], num_blocks, _THREADS, tuple(block)),)
+
+    return KernelPlan(needs, bind)
 
 
 def _operands(program: FusedProgram) -> tuple[list[int], list[int]]:
@@ -208,11 +180,12 @@ def joined_text(program: FusedProgram, over: tuple[int, ...]) -> KernelText:
         f"typedef struct {{ af_word w[{_WORDS}]; }} NAME_arguments;",
         *structs(writer.values),
         "typedef struct { char none; } NAME_sums;",
-        *scalars_function(writer.values),
+        *scalars_function(writer.values, DIALECT),
         *[line for index in range(len(plan.phases)) for line in writer.lines(index)],
-        f"AF_KERNEL_UP_TO({_THREADS}) NAME(AF_ARGUMENTS(NAME) arguments) {{",
-        *indented(_body(program, over, len(plan.phases))),
-        "}",
+        *block(
+            f"AF_KERNEL_UP_TO({_THREADS}) NAME(AF_ARGUMENTS(NAME) arguments)",
+            _body(program, over, len(plan.phases)),
+        ),
     ]
     about = f"many updates by a program of {len(program.instructions)} instructions"
     return KernelText.of("updates", "\n".join(lines) + "\n", ("NAME",), about)
@@ -221,18 +194,19 @@ def joined_text(program: FusedProgram, over: tuple[int, ...]) -> KernelText:
 def _body(program: FusedProgram, over: tuple[int, ...], num_phases: int) -> list[str]:
     full, numbers = _operands(program)
     size = _ADDRESSES + len(full)
+    halving = [
+        "const int32_t middle = (low + high) / 2;",
+        f"const _Bool is_after = w[{_MEMBERS} + {size} * middle + {_FIRST}].i > AF_BLOCK;",
+        "if (is_after) high = middle;",
+        "else low = middle;",
+    ]
     text = [
         "AF_SHARED(NAME_scalars, s, 1);",
         "const af_word *w = arguments.w;",
-        f"if (w[{_SKIP}].p && *(const int64_t *)w[{_SKIP}].p) return;",
+        skip_line("w", _SKIP),
         "/* The last member that begins at this block or before: one without elements has none. */",
         f"int32_t low = 0, high = (int32_t)w[{_COUNT}].i;",
-        "while (high - low > 1) {",
-        "    const int32_t middle = (low + high) / 2;",
-        f"    const _Bool is_after = w[{_MEMBERS} + {size} * middle + {_FIRST}].i > AF_BLOCK;",
-        "    if (is_after) high = middle;",
-        "    else low = middle;",
-        "}",
+        *block("while (high - low > 1)", halving),
         f"const af_word *own = w + {_MEMBERS} + {size} * low;",
         f"af_word a[{words.way(program, 0) + 1}];",
         f"a[{words.way(program, 0)}].i = w[{_WAY}].i;",

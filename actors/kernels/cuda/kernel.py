@@ -7,21 +7,18 @@ Addresses come as `DeviceView`s. A bad index is reported in a cell, and the host
 from __future__ import annotations
 
 import functools
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from actors.kernels.common.kernel import (
-    Attrs,
-    KernelNeeds,
+    Kernel,
+    KernelPlan,
     Operand,
-    Operands,
     Piece,
     is_dense,
     size_bytes,
@@ -29,6 +26,7 @@ from actors.kernels.common.kernel import (
 from actors.kernels.common.strides import MAX_OUTER, collapse_axes, columns_of
 from actors.kernels.cuda.calls import LaunchCalls, StatusWord
 from actors.machine.protocol import Array
+from compiler.contract.codec import from_json
 from compiler.contract.errors import InternalError, bad_index
 from compiler.contract.types import DType, TensorType, numpy_dtype
 
@@ -103,7 +101,12 @@ def gpu_named(name: str) -> Gpu:
     gpus = known_gpus()
     if name not in gpus:
         raise LookupError(f"no GPU is called {name!r}; there are descriptions of {', '.join(gpus)}")
-    description = json.loads((_HERE / f"{name}.json").read_text(encoding="utf-8"))
+    return described_gpu((_HERE / f"{name}.json").read_bytes())
+
+
+def described_gpu(text: bytes) -> Gpu:
+    """Return the GPU that a description in JSON is of."""
+    description = from_json(text)
     description["capability"] = tuple(description["capability"])
     rates = description["narrow_rates"].items()
     description["narrow_rates"] = {int(size): rate for size, rate in rates}
@@ -135,13 +138,14 @@ class DeviceView:
 
     @property
     def as_operand(self) -> Operand:
-        """The view as `query` saw it; its offset is 0."""
+        """The view as a plan sees it; its offset is 0."""
         return Operand(self.type, 0, self.strides_bytes)
 
 
 PlacedView = DeviceView | Array
 """What a kernel of a device binds: memory of the device, or pinned memory of the host."""
 
+PlacedViews = tuple[PlacedView, ...]
 DeviceViews = tuple[DeviceView, ...]
 
 
@@ -168,7 +172,7 @@ def carve(workspace: DeviceView | None, pieces: tuple[Piece, ...]) -> tuple[int,
     needed = size_bytes(pieces)
     size = 0 if workspace is None else workspace.type.size_bytes
     if size < needed:
-        raise InternalError(f"a kernel needs {needed} bytes of workspace and was given {size}")
+        raise InternalError(f"a kernel needs {needed} bytes of workspace and got {size}")
     addresses, place = [], 0 if workspace is None else workspace.address
     for piece in pieces:
         addresses.append(place if math.prod(piece.shape) else 0)
@@ -176,40 +180,26 @@ def carve(workspace: DeviceView | None, pieces: tuple[Piece, ...]) -> tuple[int,
     return tuple(addresses)
 
 
-class CudaKernel(Protocol):
-    """One way to compute an op on a GPU; made for one description of it (`Gpu`).
+Scratch = DeviceView | None
+"""Planned scratch of a launch: a dense vector of uint8; None where a call needs none."""
 
-    Grid and scratch follow from shapes and the description alone: so a launch gives the same bits
-    on every card of an architecture, and a plan is the same wherever it is made.
-    """
+BindToViews = Callable[[PlacedViews, PlacedViews, Scratch], LaunchCalls]
+"""Gives the calls of a launch in order. Only a copy between places meets arrays of the host."""
 
-    @property
-    def name(self) -> str:
-        """Name in the plan, unique in the catalogue: "cuda.fused"."""
-        ...
+CudaPlan = KernelPlan[BindToViews]
 
-    @property
-    def op(self) -> str:
-        """Name of the op computed."""
-        ...
+CudaKernel = Kernel[BindToViews]
+"""One way to compute an op on a GPU; made for one description of it (`Gpu`).
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Return what this call needs, or None when this kernel does not take it."""
-        ...
+Grid and scratch follow from shapes and the description alone: so a launch gives the same bits on
+every card of an architecture, and a plan is the same wherever it is made.
+"""
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[PlacedView, ...],
-        outputs: tuple[PlacedView, ...],
-        workspace: DeviceView | None,
-    ) -> LaunchCalls:
-        """Return the calls of the launch on these views, in order.
 
-        `workspace` is a dense vector of uint8 of at least the bytes that `query` named for the same
-        types and layouts. Only a copy between places meets arrays of the host.
-        """
-        ...
+def operand_of(view: PlacedView, type_: TensorType) -> Operand:
+    """Return a tensor of a type as a plan sees it, without its address."""
+    strides = view.strides_bytes if isinstance(view, DeviceView) else view.strides
+    return Operand(type_, 0, strides)
 
 
 # No kernel addresses memory by an index that it has not compared with its extent: on a device that

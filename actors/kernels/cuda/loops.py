@@ -30,15 +30,8 @@ from dataclasses import dataclass, replace
 
 from actors.kernels.program import values as words
 from actors.kernels.program.phases import LoopPhase, Schedule, operands_of, weight
-from actors.kernels.program.values import (
-    Values,
-    indented,
-    is_float,
-    load,
-    storage_of,
-    store,
-    sum_type_of,
-)
+from actors.kernels.program.stages import block
+from actors.kernels.program.values import Values, is_float, storage_of, store
 from compiler.contract.program import ROW_REDUCTIONS, FusedProgram, Kind
 from compiler.contract.types import DType
 
@@ -146,19 +139,17 @@ class RunWriter:
             f"int32_t step = way == {NARROW} ? (int32_t)team : 1;",
             "AF_FORGET(step); /* or each place would have a pointer of its own from now on */",
             *body(False),
+            "(void)step, (void)here;",
         ]
         if self.batch == 1:
-            return ["{", *indented(narrow), "    (void)step, (void)here;", "}"]
-        return [
-            f"if (way == {WIDE} && left >= {self.batch}) {{",
-            f"    const int32_t here = {self.batch}, step = 1;",
-            *indented(body(True)),
-            "    (void)step, (void)here;",
-            "} else {",
-            *indented(narrow),
-            "    (void)step, (void)here;",
-            "}",
-        ]
+            return block("", narrow)
+        return self.wide_or(f"left >= {self.batch}", body(True), narrow)
+
+    def wide_or(self, is_whole: str, wide: list[str], narrow: list[str]) -> list[str]:
+        """Return what is done where a batch is moved at once, or else what is done instead."""
+        here = f"const int32_t here = {self.batch}, step = 1;"
+        wide = [here, *wide, "(void)step, (void)here;"]
+        return block(f"if (way == {WIDE} && {is_whole})", wide, narrow)
 
     def _moved(self, wide: list[str], narrow: list[str], evenly: list[ColumnRun]) -> list[str]:
         """Return wide accesses of what lies evenly and has any, and narrow ones of the rest."""
@@ -170,8 +161,11 @@ class RunWriter:
     def _each(self, lines: list[str]) -> list[str]:
         if not lines:
             return []
-        loop = f"for (int32_t k = 0; k < {self.batch}; k++) {{"
-        return ["AF_UNROLL", loop, "    if (k * step < here) {", *indented(lines, 2), "    }", "}"]
+        return self.each_column(block("if (k * step < here)", lines))
+
+    def each_column(self, lines: list[str]) -> list[str]:
+        """Return the loop over the columns of a batch."""
+        return ["AF_UNROLL", *block(f"for (int32_t k = 0; k < {self.batch}; k++)", lines)]
 
     def _size(self, run: ColumnRun) -> int:
         return self.batch * run.dtype.itemsize
@@ -191,16 +185,25 @@ RANDOM_COLUMNS = 8
 NARROW, RUNS, WIDE = 0, 1, 2
 """Which columns a thread has, and how it moves them."""
 
-PHASE_PARAMETERS = (
-    "const af_word *a, const NAME_scalars *s, NAME_row *row, int64_t r, int64_t j0,",
-    "        int64_t j1, int32_t lane, int32_t team, void *exchange, NAME_sums *sums",
+_PHASE_PARAMETERS = (
+    "const af_word *a, const NAME_scalars *s, NAME_row *row, int64_t r, int64_t j0,\n"
+    "        int64_t j1, int32_t lane, int32_t team, void *exchange, NAME_sums *sums"
 )
-PHASE_UNUSED = "(void)a, (void)s, (void)row, (void)r, (void)team, (void)exchange, (void)sums;"
+_PHASE_UNUSED = (
+    "(void)a, (void)s, (void)row, (void)r, (void)team, (void)exchange, (void)sums;"
+    " (void)lane, (void)j0, (void)j1;"
+)
 
 _BATCH_BYTES = 16
 _MOST_BATCH = 8
-_MOST_SUMS = 8
-"""Of sums over rows that a thread has in registers (`strips`): each is a double and a float."""
+_MOST_SUMS, _MOST_SHARED_SUMS = 8, 12
+"""Of sums over rows that a thread has in registers: where they stay there (`strips`) each is a
+double and a float, and where they are in shared memory, those of a batch are there for a while."""
+
+_MOST_TENSORS = 4
+
+_MOST_COLUMNS = 64
+"""Of numbers of columns that a thread has in registers for all of its rows."""
 
 MOST_WEIGHT = 320
 """Of what is computed for a batch, in additions: GELU of bfloat16 has 16 bytes just so."""
@@ -216,13 +219,15 @@ def batch_of(program: FusedProgram) -> int:
     if is_random(program):
         return RANDOM_COLUMNS
     full = [entry.dtype.itemsize for entry in program.inputs if entry.kind is Kind.FULL]
+    num_sums = len([i for i in program.instructions if i.op == "column_sum"])
     reduces = any([i.op in ROW_REDUCTIONS for i in program.instructions])
-    num_sums = 0 if reduces else len([i for i in program.instructions if i.op == "column_sum"])
-    batch = _MOST_BATCH
+    num_columns = len([entry for entry in program.inputs if entry.kind is Kind.COLUMN])
+    most_sums, batch = _MOST_SHARED_SUMS if reduces else _MOST_SUMS, _MOST_BATCH
     while batch > 1 and (
         batch * sum(full, 0) > _BATCH_BYTES * max(1, len(full))
         or batch * weight(program) > MOST_WEIGHT
-        or batch * num_sums > _MOST_SUMS
+        or batch * num_sums > most_sums
+        or batch * num_columns > _MOST_COLUMNS
     ):
         # Halved until loads are 16 bytes per operand and registers hold what is computed.
         batch //= 2
@@ -232,6 +237,18 @@ def batch_of(program: FusedProgram) -> int:
 def is_paired(program: FusedProgram) -> bool:
     """Return whether a thread loads two batches before it computes the first."""
     return batch_of(program) > 1 and not is_random(program)
+
+
+def summing_threads(program: FusedProgram) -> int:
+    """Return the threads of a multiprocessor that reduce rows and add up columns.
+
+    They wait for a row, for each other and for sums in shared memory: half as many again do so
+    beside, where 80 registers will do. Random bits and doubles need more.
+    """
+    dtypes = {x.dtype for x in program.inputs} | {i.dtype for i in program.instructions}
+    num_full = len([entry for entry in program.inputs if entry.kind is Kind.FULL])
+    is_large = DType.FLOAT64 in dtypes or is_random(program) or num_full > _MOST_TENSORS
+    return MAX_THREADS if is_large else 3 * MAX_THREADS // 2
 
 
 def sum_dtype(dtype: DType) -> DType:
@@ -287,13 +304,8 @@ class PhaseWriter:
         phase = self.plan.phases[index]
         loop = [] if self.is_empty(phase) else self._loop(phase, index)
         text = [*self._before(phase), *loop, *self._after(phase)]
-        return [
-            f"AF_FUNCTION void NAME_phase{index}({PHASE_PARAMETERS[0]}",
-            f"{PHASE_PARAMETERS[1]}) {{",
-            *indented(text),
-            f"    {PHASE_UNUSED} (void)lane, (void)j0, (void)j1;",
-            "}",
-        ]
+        head = f"AF_FUNCTION void NAME_phase{index}({_PHASE_PARAMETERS})"
+        return block(head, [*text, _PHASE_UNUSED])
 
     def first_columns(self) -> list[str]:
         """Return where a thread begins, and how far its columns and its batches lie apart."""
@@ -311,10 +323,10 @@ class PhaseWriter:
         is_back = index % 2 == 1
         flush = self._flush(phase, "at - each < first" if is_back else "at + each >= j1")
         text = [*self.first_columns(), f"const int32_t each = {self._at_once} * apart;"]
-        loop = "for (int64_t at = first; at < j1; at += each) {"
+        loop = "for (int64_t at = first; at < j1; at += each)"
         if is_back:  # a team with a second phase is a power of two
             text.append("const int64_t last = first + ((j1 - 1 - first) & -each);")
-            loop = "for (int64_t at = last; at >= first; at -= each) {"
+            loop = "for (int64_t at = last; at >= first; at -= each)"
         text += ["int32_t stretch = 0;"] if flush else []
         one = [
             "const int32_t left = (int32_t)af_min(j1 - b, apart);",
@@ -322,19 +334,10 @@ class PhaseWriter:
         ]
         body = ["const int64_t b = at;", *one]
         if self._at_once > 1:
-            body = [
-                f"if (way == {WIDE} && at + apart + {self.batch} <= j1) {{",
-                f"    const int32_t here = {self.batch}, step = 1;",
-                *indented(self._pair(phase)),
-                "    (void)step, (void)here;",
-                "} else {",
-                "    AF_ROLLED",
-                "    for (int64_t b = at; b < af_min(at + each, j1); b += apart) {",
-                *indented(one, 2),
-                "    }",
-                "}",
-            ]
-        return [*text, "AF_ROLLED", loop, *indented([*body, *flush]), "}"]
+            apart = block("for (int64_t b = at; b < af_min(at + each, j1); b += apart)", one)
+            is_whole = f"at + apart + {self.batch} <= j1"
+            body = self.runs.wide_or(is_whole, self._pair(phase), ["AF_ROLLED", *apart])
+        return [*text, "AF_ROLLED", *block(loop, [*body, *flush])]
 
     def _batch(self, phase: LoopPhase, *, is_wide: bool) -> list[str]:
         """Return what is done with the columns b + k * step, if k * step < here."""
@@ -342,9 +345,7 @@ class PhaseWriter:
         return [
             *self.runs.arrays(runs.moved),
             *self._loads(runs, is_wide=is_wide),
-            "{",
-            *indented(self._computes(phase, runs, is_wide=is_wide)),
-            "}",
+            *block("", self._computes(phase, runs, is_wide=is_wide)),
         ]
 
     def _pair(self, phase: LoopPhase) -> list[str]:
@@ -354,20 +355,15 @@ class PhaseWriter:
         """
         runs = self._runs(phase)
         of_one = _PhaseRuns(_numbered(runs.loads), _numbered(runs.sums), _numbered(runs.stores))
-        loop = [
-            "AF_UNROLL",
-            "for (int32_t i = 0; i < 2; i++) {",
-            "    const int64_t b = at + i * apart;",
-        ]
-        return [
-            *self.runs.arrays(runs.moved, rows=2),
-            *loop,
-            *indented(self._loads(of_one, is_wide=True)),
-            "}",
-            *loop,
-            *indented(self._computes(phase, of_one, is_wide=True)),
-            "}",
-        ]
+        steps = (
+            self._loads(of_one, is_wide=True),
+            self._computes(phase, of_one, is_wide=True),
+        )
+        text = self.runs.arrays(runs.moved, rows=2)
+        for step in steps:
+            both = ["const int64_t b = at + i * apart;", *step]
+            text += ["AF_UNROLL", *block("for (int32_t i = 0; i < 2; i++)", both)]
+        return text
 
     def _runs(self, phase: LoopPhase) -> _PhaseRuns:
         sums = [self._sum(v) for v in phase.column_sums]
@@ -392,16 +388,10 @@ class PhaseWriter:
             for v, run in zip(phase.column_sums, sums, strict=True)
         ]
         ends = [line for v in phase.reductions for line in self._reduce(v)]
+        added = [*(block("if (k * step < here)", ends) if ends else []), *added]
         return [
             *self.random_bits(phase),
-            "AF_UNROLL",
-            f"for (int32_t k = 0; k < {self.batch}; k++) {{",
-            "    const int64_t j = b + k * step;",
-            *indented(self.computed(phase, loads)),
-            *(["    if (k * step < here) {", *indented(ends, 2), "    }"] if ends else []),
-            *indented([*added, *self.put_outputs(phase, stores)]),
-            "    (void)j;",
-            "}",
+            *self.each_computed(phase, loads, added, stores),
             *self.places([*runs.sums, *runs.stores]),
             *self.runs.store([*sums, *stores], is_wide=is_wide),
         ]
@@ -410,11 +400,22 @@ class PhaseWriter:
         """Return the pointers to column b of runs in their rows."""
         return [f"{const}{run.storage} *{run.place} = {row} + b;" for run, row in placed]
 
+    def each_computed(
+        self, phase: LoopPhase, loads: list[ColumnRun], added: list[str], stores: list[ColumnRun]
+    ) -> list[str]:
+        """Return the loop over a batch: what was loaded, computed, added up, and will be stored."""
+        column = [
+            "const int64_t j = b + k * step;",
+            *self._computed(phase, loads),
+            *added,
+            *self._put_outputs(phase, stores),
+            "(void)j;",
+        ]
+        return self.runs.each_column(column)
+
     def loaded(self, phase: LoopPhase) -> Placed:
         """Return the runs that a phase loads, each with the row that it is of."""
-        rows = [(v, f"x{v}") for v in phase.loads]
-        rows += [(v, f"y{position}") for v, position in phase.read_back]
-        return [(self._run(v, f"l{v}", f"f{v}"), row) for v, row in rows]
+        return [(self._run(v, f"l{v}", f"f{v}"), row) for v, row in self.values.reads(phase)]
 
     def stored(self, phase: LoopPhase) -> Placed:
         """Return the runs that a phase stores, each with the row that it is of."""
@@ -436,29 +437,26 @@ class PhaseWriter:
         """Return the random bits of a batch."""
         values, text = self.values, []
         for v in [v for v in phase.body if values.op(v) == "philox"]:
-            instruction = values.instruction(v)
-            seed, step = [values.name(operand) for operand in instruction.operands[:2]]
-            key = int(instruction.constants[0]) % 2**64
+            step, seed, key = values.random_key(v)
             text += [
                 f"uint32_t u{v}[{RANDOM_COLUMNS}];",
-                f"af_random8(u{v}, {values.first_number(v)} + b, (uint64_t){step},",
-                f"    (uint64_t){seed}, {key}ULL);",
+                f"af_random8(u{v}, {values.first_number(v)} + b, {step},",
+                f"    {seed}, {key});",
             ]
         return text
 
-    def computed(self, phase: LoopPhase, loads: list[ColumnRun]) -> list[str]:
+    def _computed(self, phase: LoopPhase, loads: list[ColumnRun]) -> list[str]:
         """Return the values of a phase at element k, from what was loaded."""
-        values = self.values
-        loaded = [*phase.loads, *[v for v, _ in phase.read_back]]
+        values, reads = self.values, self.values.reads(phase)
         return [
             *[
-                f"const {values.type(v)} v{v} = {load(values.dtype(v), run.element())};"
-                for v, run in zip(loaded, loads, strict=True)
+                values.loaded_line(v, run.element())
+                for (v, _), run in zip(reads, loads, strict=True)
             ],
-            *[f"const {values.type(v)} {values.name(v)} = {values.define(v)};" for v in phase.body],
+            *[values.constant_line(v, values.define(v)) for v in phase.body],
         ]
 
-    def put_outputs(self, phase: LoopPhase, stores: list[ColumnRun]) -> list[str]:
+    def _put_outputs(self, phase: LoopPhase, stores: list[ColumnRun]) -> list[str]:
         """Return how element k of outputs gets into the words that are stored."""
         outputs = self.program.outputs
         return [
@@ -479,76 +477,50 @@ class PhaseWriter:
         return store(dtype, values.name(value))
 
     def _before(self, phase: LoopPhase) -> list[str]:
-        values = self.values
-        ends = (*phase.reductions, *phase.column_sums)
-        text = values.prelude((*phase.body, *ends))
-        for v in phase.loads:
-            text.append(values.pointer(v, row="r" if values.kind(v) is Kind.FULL else ""))
-        places = {*phase.stores, *[place for _, place in phase.read_back]}
-        text += [self.output_row(position) for position in sorted(places)]
-        for v in phase.column_sums:
-            text.append(f"{self.sum_type(v)} *c{v} = sums->c{v};")
-        return text + [line for v in phase.reductions for line in self._start(v)]
-
-    def output_row(self, position: int) -> str:
-        """Return the definition of y: where row r of an output begins."""
-        storage = self.values.storage(self.program.outputs[position])
-        offset = f"r * {self.values.output_word(position, words.STRIDE)}.i"
-        return f"{storage} *y{position} = {self.values.output(position)} + {offset};"
+        values, text = self.values, []
+        for v in phase.reductions:
+            single = [f"float p{v} = 0;"] if self._is_by_stretches(v) else []
+            text += [values.start_line(v), *single]
+        return [
+            *values.prelude((*phase.body, *phase.reductions, *phase.column_sums)),
+            *values.pointers(phase),
+            *[f"{self.sum_type(v)} *c{v} = sums->c{v};" for v in phase.column_sums],
+            *text,
+        ]
 
     def sum_type(self, value: int) -> str:
         """Return the type in which a team adds up a column sum."""
         return storage_of(sum_dtype(self.values.dtype(value)))
 
-    def _start(self, value: int) -> list[str]:
-        dtype, op = self.values.dtype(value), self.values.op(value)
-        if op == "row_sum":
-            single = [f"float p{value} = 0;"] if is_single(dtype) else []
-            return [f"{sum_type_of(dtype)} t{value} = 0;", *single]
-        c_type = self.values.type(value)
-        if is_float(dtype):
-            return [f"{c_type} t{value} = {'-' if op == 'row_max' else ''}INFINITY;"]
-        limits = dtype.value.upper()
-        lowest = "0" if limits.startswith("U") else f"{limits}_MIN"
-        return [f"{c_type} t{value} = {lowest if op == 'row_max' else f'{limits}_MAX'};"]
+    def _is_by_stretches(self, value: int) -> bool:
+        return self.values.op(value) == "row_sum" and is_single(self.values.dtype(value))
 
     def _reduce(self, value: int) -> list[str]:
         x, op = self.term(value), self.values.op(value)
         if op == "row_sum":
-            return [f"{'p' if is_single(self.values.dtype(value)) else 't'}{value} += {x};"]
+            return [f"{'p' if self._is_by_stretches(value) else 't'}{value} += {x};"]
         join = "AF_LARGER" if op == "row_max" else "AF_SMALLER"
         single = "_F32" if is_single(self.values.dtype(value)) else ""
         return [f"t{value} = {join}{single}({x}, t{value});"]
 
     def _flush(self, phase: LoopPhase, is_end: str) -> list[str]:
         """Return the end of a stretch."""
-        sums = [
-            v
-            for v in phase.reductions
-            if self.values.op(v) == "row_sum" and is_single(self.values.dtype(v))
-        ]
+        sums = [v for v in phase.reductions if self._is_by_stretches(v)]
         if not sums:
             return []
-        ends = [f"    t{v} += p{v}, p{v} = 0;" for v in sums]
+        ends = [f"t{v} += p{v}, p{v} = 0;" for v in sums]
         # Batches that go together have so many terms of a thread; some times as many are a stretch.
         many = max(1, STRETCH // (self._at_once * self.batch))
-        return [
-            f"if (++stretch == {many} || {is_end}) {{",
-            *ends,
-            "    stretch = 0;",
-            "}",
-        ]
+        return block(f"if (++stretch == {many} || {is_end})", [*ends, "stretch = 0;"])
 
     def _after(self, phase: LoopPhase) -> list[str]:
-        return [f"row->v{v} = {self.joined(v, f't{v}')};" for v in phase.reductions]
+        total = self.values.total_type
+        return [f"row->v{v} = {self.joined(v, f't{v}', total(v))};" for v in phase.reductions]
 
-    def joined(self, value: int, name: str) -> str:
-        """Return the reduction of the threads' own, in the type of the value."""
-        dtype, op = self.values.dtype(value), self.values.op(value)[len("row_") :]
-        if op == "sum":
-            sort = "f64" if is_float(dtype) else "i64"
-        elif is_float(dtype):
-            sort = "f32" if is_single(dtype) else "f64"
-        else:
-            sort = "u64" if dtype is DType.UINT64 else "i64"
+    def joined(self, value: int, name: str, c_type: str) -> str:
+        """Return the reduction of the numbers of a type that a team has, as the value's type."""
+        op = self.values.op(value)[len("row_") :]
+        sort = {"double": "f64", "float": "f32", "uint64_t": "u64"}.get(c_type, "i64")
+        # Sums of integers wrap around alike.
+        sort = "i64" if (op, sort) == ("sum", "u64") else sort
         return f"({self.values.type(value)})af_team_{op}_{sort}({name}, team, exchange)"

@@ -17,25 +17,40 @@ import numpy as np
 
 from actors.kernels.common import kernel
 from actors.kernels.common.gemm import Gemm, MatrixView, Side, gemm_of, views_of
-from actors.kernels.common.kernel import Attrs, KernelNeeds, Operand, Operands, Piece
+from actors.kernels.common.kernel import Attrs, KernelNeeds, KernelPlan, Operand, Operands, Piece
 from actors.kernels.common.strides import collapse_axes
 from actors.kernels.cuda.calls import (
+    AlternativeCalls,
     DeviceCall,
     DeviceCalls,
+    LaunchCalls,
     LtLayout,
     LtProduct,
     RunProduct,
     alignment_of,
 )
-from actors.kernels.cuda.kernel import DeviceView, Gpu, PlacedView, carve, on_device
+from actors.kernels.cuda.few_rows import few_rows_call, few_rows_ns
+from actors.kernels.cuda.kernel import (
+    CudaPlan,
+    DeviceView,
+    Gpu,
+    PlacedViews,
+    Scratch,
+    carve,
+    on_device,
+)
 from actors.kernels.cuda.movement import copy_calls, copy_ns, seen_as_array
-from compiler.contract.errors import InternalError
 from compiler.contract.types import HALVES, DType, TensorType, contiguous_strides, numpy_dtype
 
 _TILE, _PLAIN_TILE = 128, 64
 _LEAST_SPLIT = 512
 """Extents that the library works on, about: where tensor cores multiply, and where they do not. A
 sum over less than the third is not split."""
+
+_PLAIN_WAITS = 2
+"""How often a product waits for memory beside its work, where tensor cores do not multiply: their
+tiles are on their way while others are multiplied. Copies wait as often, so ways are alike in it.
+"""
 
 _MOST_PLACES = 65_535
 """Of a batch in one call."""
@@ -98,7 +113,9 @@ class PlannedProduct:
         if self.form is None:
             return self.gpu.call_ns + sum(copies)
         batches = _batches(self.form)
-        return sum(copies) + sum([_call_ns(self.gpu, self.form, batch) for batch in batches])
+        waits_ns = 0 if self.form.dtype in HALVES else _PLAIN_WAITS * self.gpu.latency_ns
+        calls = [_call_ns(self.gpu, self.form, batch) for batch in batches]
+        return sum(copies) + waits_ns + sum(calls)
 
     def calls(
         self,
@@ -314,32 +331,25 @@ def _products_ns(gpu: Gpu, form: Gemm, count: int) -> float:
     return gpu.product_ns(form.dtype, flops)
 
 
-@dataclass(frozen=True, slots=True)
-class CudaMatmul:
-    """`matmul` of any floats: leading axes broadcast, operands and output strided."""
+def plan_matmul(gpu: Gpu, attrs: Attrs, inputs: Operands, outputs: Operands) -> CudaPlan | None:
+    """Plan `matmul` of any floats: leading axes broadcast, operands and output strided.
 
-    gpu: Gpu
-    name: str = "cuda.matmul"
-    op: str = "matmul"
+    It takes every product; scratch is what is copied, and what the library works in.
+    """
+    product = plan_product(gpu, *inputs, *outputs)
+    if product is None:
+        return None
+    duration_ns = product.duration_ns()
+    a, b, out = [DeviceView(0, x.type, x.strides_bytes) for x in (*inputs, *outputs)]
+    if few_rows_call(gpu, a, b, out) is not None:
+        duration_ns = min(duration_ns, few_rows_ns(gpu, *b.shape))
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take every product; scratch is what is copied, and what the library works in."""
-        planned = plan_product(self.gpu, *inputs, *outputs)
-        if planned is None:
-            return None
-        size = kernel.size_bytes(planned.pieces)
-        return KernelNeeds(size, duration_ns=planned.duration_ns())
-
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[PlacedView, ...],
-        outputs: tuple[PlacedView, ...],
-        workspace: DeviceView | None,
-    ) -> DeviceCalls:
-        """Return copies and products."""
+    def bind(inputs: PlacedViews, outputs: PlacedViews, workspace: Scratch) -> LaunchCalls:
         a, b, out = on_device((*inputs, *outputs))
-        planned = plan_product(self.gpu, a.as_operand, b.as_operand, out.as_operand)
-        if planned is None:
-            raise InternalError(f"{self.name} is bound to views that it does not take: {a} {b}")
-        return planned.calls((a, b, out), carve(workspace, planned.pieces))
+        library = product.calls((a, b, out), carve(workspace, product.pieces))
+        # Of few rows, two ways to compute one, where its addresses allow it.
+        own = few_rows_call(gpu, a, b, out)
+        return library if own is None else (AlternativeCalls((library, (own,))),)
+
+    needs = KernelNeeds(kernel.size_bytes(product.pieces), duration_ns=duration_ns)
+    return KernelPlan(needs, bind)

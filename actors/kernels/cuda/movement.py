@@ -12,19 +12,17 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from actors.kernels.common.host_memory import (
-    SHAPE_KERNELS,
-    CopiesOf,
+    COPIES,
     can_copy,
     meta_views,
     written_over,
 )
-from actors.kernels.common.kernel import Attrs, KernelNeeds, Operands
+from actors.kernels.common.kernel import Attrs, KernelNeeds, KernelPlan, Operands
 from actors.kernels.common.strides import Axis, columns_of, walk_arrays
 from actors.kernels.cuda.calls import (
     CopyBytes,
@@ -32,10 +30,20 @@ from actors.kernels.cuda.calls import (
     DeviceCalls,
     FillBytes,
     KernelText,
+    LaunchCalls,
     RunKernel,
     Word,
+    file_text,
 )
-from actors.kernels.cuda.kernel import DeviceView, Gpu, PlacedView, address_of
+from actors.kernels.cuda.kernel import (
+    CudaPlan,
+    DeviceView,
+    Gpu,
+    PlacedView,
+    PlacedViews,
+    Scratch,
+    address_of,
+)
 from actors.machine.protocol import Array, Arrays
 from compiler.contract.types import numpy_dtype
 
@@ -69,7 +77,7 @@ ELEMENT_TYPES = {1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 8: "uint64_t", 16: 
 @functools.cache
 def elements_text(item: int) -> KernelText:
     """Return the kernel that copies elements of 1, 2, 4, 8 or 16 bytes one by one."""
-    text = _text("strided_copy.cuh").replace("NAME_TYPE", ELEMENT_TYPES[item])
+    text = file_text("strided_copy.cuh").replace("NAME_TYPE", ELEMENT_TYPES[item])
     about = f"copies elements of {item} bytes"
     return KernelText.of("af_copy", text, ("NAME",), about, has_exchanges=False)
 
@@ -77,13 +85,9 @@ def elements_text(item: int) -> KernelText:
 @functools.cache
 def tiles_text(item: int) -> KernelText:
     """Return the kernel that transposes elements of 1, 2, 4 or 8 bytes tile by tile."""
-    text = _text("transpose.cuh").replace("NAME_TYPE", ELEMENT_TYPES[item])
+    text = file_text("transpose.cuh").replace("NAME_TYPE", ELEMENT_TYPES[item])
     text = text.replace("NAME_SIDE", str(_side(item)))
     return KernelText.of("af_transpose", text, ("NAME",), f"transposes elements of {item} bytes")
-
-
-def _text(file: str) -> str:
-    return Path(__file__).with_name(file).read_text(encoding="utf-8")
 
 
 def copy_calls(
@@ -273,45 +277,30 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >= 1 << 63 else word
 
 
-@dataclass(frozen=True, slots=True)
-class CudaMove:
-    """An op that only moves elements."""
+def plan_copies(
+    op: str, gpu: Gpu, attrs: Attrs, inputs: Operands, outputs: Operands
+) -> CudaPlan | None:
+    """Plan an op that only moves elements.
 
-    gpu: Gpu
-    op: str
-    copies: CopiesOf
+    It takes every call, but for a reshape between two tensors that are both not dense.
+    """
+    if not can_copy(op, inputs, outputs):
+        return None
+    phases = COPIES[op](meta_views(inputs), meta_views(outputs), attrs)
+    times = [copy_ns(gpu, *copy) for copies in phases for copy in copies]
 
-    @property
-    def name(self) -> str:
-        """Name in the plan."""
-        return f"cuda.{self.op}"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take every call, but for a reshape between two tensors that are both not dense."""
-        if not can_copy(self.op, inputs, outputs):
-            return None
-        phases = self.copies(meta_views(inputs), meta_views(outputs), attrs)
-        times = [copy_ns(self.gpu, *copy) for copies in phases for copy in copies]
-        return KernelNeeds(in_place=written_over(self.op), duration_ns=sum(times))
-
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[PlacedView, ...],
-        outputs: tuple[PlacedView, ...],
-        workspace: DeviceView | None,
-    ) -> DeviceCalls:
-        """Return the copies."""
+    def bind(inputs: PlacedViews, outputs: PlacedViews, workspace: Scratch) -> LaunchCalls:
         is_over_link = any([not isinstance(x, DeviceView) for x in (*inputs, *outputs)])
-        phases = self.copies(_seen(inputs), _seen(outputs), attrs)
-        return tuple(
-            [
-                call
-                for copies in phases
-                for copy in copies
-                for call in copy_calls(self.gpu, *copy, is_over_link=is_over_link)
-            ]
-        )
+        phases = COPIES[op](_seen(inputs), _seen(outputs), attrs)
+        calls = [
+            copy_calls(gpu, *copy, is_over_link=is_over_link)
+            for copies in phases
+            for copy in copies
+        ]
+        return tuple([call for copy in calls for call in copy])
+
+    needs = KernelNeeds(in_place=written_over(op), duration_ns=sum(times))
+    return KernelPlan(needs, bind)
 
 
 def seen_as_array(view: DeviceView) -> Array:
@@ -343,8 +332,3 @@ def _seen(views: tuple[PlacedView, ...]) -> Arrays:
 
 def _dtype_of(view: PlacedView) -> np.dtype[Any]:
     return numpy_dtype(view.dtype) if isinstance(view, DeviceView) else view.dtype
-
-
-def movement_kernels(gpu: Gpu) -> tuple[CudaMove, ...]:
-    """Return the kernels of this file for a GPU."""
-    return tuple([CudaMove(gpu, kernel.op, kernel.copies) for kernel in SHAPE_KERNELS])

@@ -96,7 +96,7 @@ class _Built:
 def is_here() -> bool:
     """Whether NVRTC can be loaded."""
     try:
-        _library()
+        loaded_library()
     except DeviceError:
         return False
     return True
@@ -105,7 +105,7 @@ def is_here() -> bool:
 def version() -> tuple[int, int]:
     """Return the version of NVRTC. Raises DeviceError where it is not installed."""
     major, minor = ctypes.c_int(), ctypes.c_int()
-    _check(_library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
+    _check(loaded_library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
     return major.value, minor.value
 
 
@@ -177,7 +177,7 @@ def _header() -> str:
 
 
 def _build(text: KernelText, arch: str) -> _Built:
-    nvrtc, program = _library(), ctypes.c_void_p()
+    nvrtc, program = loaded_library(), ctypes.c_void_p()
     # One text instead of an include, so that NVRTC looks for no file; #line keeps messages right.
     source = f'#line 1 "device.cuh"\n{_header()}#line 1 "kernels.cu"\n{text.text}'
     code = nvrtc.nvrtcCreateProgram(
@@ -201,7 +201,7 @@ def _build(text: KernelText, arch: str) -> _Built:
 
 def _text(program: ctypes.c_void_p, what: str, *, is_log: bool = True) -> bytes:
     """Return the log or the code of a program; a log ends with a zero."""
-    nvrtc, size = _library(), ctypes.c_size_t()
+    nvrtc, size = loaded_library(), ctypes.c_size_t()
     _check(getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)), f"{what}Size")
     buffer = ctypes.create_string_buffer(max(1, size.value))
     _check(getattr(nvrtc, f"nvrtcGet{what}")(program, buffer), what)
@@ -217,12 +217,12 @@ def _errors_in(log: str) -> str:
 
 def _check(status: int, call: str) -> None:
     if status:
-        text = _library().nvrtcGetErrorString(status).decode()
+        text = loaded_library().nvrtcGetErrorString(status).decode()
         raise CompileError(f"{call} of NVRTC failed with code {status} ({text})")
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def loaded_library() -> ctypes.CDLL:
     """Return NVRTC, of the installed package or as the loader finds it."""
     tried = []
     for path in (*places_of(_LIBRARY), Path(_LIBRARY)):

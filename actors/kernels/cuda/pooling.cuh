@@ -1,7 +1,8 @@
 /* The largest elements of windows, where they lie there, and the gradient. NAME_ROW is the type of
  * an element, NAME_REAL that of numbers, NAME_FROM makes one of an element and NAME_TO an element
- * of one; NAME_TAP is the type of places in a window. A thread makes one result; nothing is added
- * up by place. Axes: images, channels, and three of space, outermost first.
+ * of one; NAME_TAP is the type of places in a window. A thread makes the results of NAME_WIDE
+ * channels, which are neighbours in memory where there are several; nothing is added up by place.
+ * Axes: images, channels, and three of space, outermost first.
  *
  * Places within an image are numbers of 32 bits: a division of 64 is a hundred instructions, and
  * there are some for each result.
@@ -9,28 +10,49 @@
 typedef struct {
     char *x, *y;          /* elements, windows */
     char *taps;           /* of each window */
-    int64_t num, none;    /* results, elements of a window */
+    int64_t num, none;    /* threads, elements of a window */
     int64_t is_last;      /* whether channels of results are neighbours, not their last axis */
-    int64_t channels, extents[3], counts[3];
+    int64_t groups;       /* of NAME_WIDE channels */
+    int64_t extents[3], counts[3];
     int64_t kernel[3], strides[3], dilation[3], low[3];
     int64_t x_steps[5], y_steps[5], tap_steps[5];
 } NAME_arguments;
 typedef NAME_arguments NAME_max_arguments, NAME_pick_arguments, NAME_grad_arguments;
 
-/* Where result i is along all axes: neighbours in memory are neighbours in a warp. */
+/* What a thread moves at once. */
+typedef union {
+    NAME_ROW each[NAME_WIDE];
+    uint32_t words[(NAME_WIDE * sizeof(NAME_ROW) + 3) / 4];
+} NAME_elements;
+typedef union {
+    NAME_TAP each[NAME_WIDE];
+    uint32_t words[(NAME_WIDE * sizeof(NAME_TAP) + 3) / 4];
+} NAME_numbers;
+
+#if NAME_WIDE == 1
+#define NAME_GET(type, x, place) (x).each[0] = *(const type *)(place)
+#define NAME_PUT(type, place, x) *(type *)(place) = (x).each[0]
+#else
+#define NAME_GET(type, x, place) af_get((x).words, place, NAME_WIDE * sizeof(type))
+#define NAME_PUT(type, place, x) af_put(place, (x).words, NAME_WIDE * sizeof(type))
+#endif
+
+/* Where the first result of thread i is along all axes: neighbours in memory are neighbours in a
+ * warp. */
 AF_FUNCTION void NAME_place(int32_t *at, int64_t i, const NAME_arguments *a, const int64_t *ends) {
-    const uint32_t channels = (uint32_t)a->channels;
-    const int64_t each = a->channels * ends[0] * ends[1] * ends[2];
-    uint32_t rest = (uint32_t)(i % each);
-    at[0] = (int32_t)(i / each);
-    if (a->is_last) at[1] = (int32_t)(rest % channels), rest /= channels;
+    const uint32_t groups = (uint32_t)a->groups;
+    const int64_t each = a->groups * ends[0] * ends[1] * ends[2];
+    const int is_short = a->num <= (int64_t)UINT32_MAX;
+    at[0] = is_short ? (int32_t)((uint32_t)i / (uint32_t)each) : (int32_t)(i / each);
+    uint32_t rest = (uint32_t)(i - at[0] * each);
+    if (a->is_last) at[1] = (int32_t)(rest % groups) * NAME_WIDE, rest /= groups;
     AF_UNROLL
     for (int32_t axis = 2; axis >= 0; axis--) {
         const uint32_t end = (uint32_t)ends[axis];
         at[axis + 2] = end == 1 ? 0 : (int32_t)(rest % end);
         rest = end == 1 ? rest : rest / end;
     }
-    if (!a->is_last) at[1] = (int32_t)rest;
+    if (!a->is_last) at[1] = (int32_t)rest * NAME_WIDE;
 }
 
 AF_FUNCTION int64_t NAME_offset(const int32_t *at, const int64_t *steps) {
@@ -63,17 +85,32 @@ AF_KERNEL NAME_max(AF_ARGUMENTS(NAME_max) arguments) {
     const NAME_arguments *a = &arguments;
     const int64_t i = AF_BLOCK * AF_NUM_THREADS + AF_THREAD;
     if (i >= a->num) return;
-    int32_t window[5], at[5], tap[3], number = 0, found = (int32_t)a->none;
+    int32_t window[5], at[5], tap[3], number = 0, best_taps[NAME_WIDE];
     NAME_place(window, i, a, a->counts);
     at[0] = window[0], at[1] = window[1];
-    NAME_REAL best = -INFINITY;
+    NAME_REAL best[NAME_WIDE];
+    AF_UNROLL
+    for (int32_t k = 0; k < NAME_WIDE; k++) best[k] = -INFINITY, best_taps[k] = (int32_t)a->none;
     NAME_EACH_TAP(a, tap, number) {
         if (!NAME_inside(at, window, tap, a)) continue;
-        const NAME_REAL x = NAME_FROM(*(const NAME_ROW *)(a->x + NAME_offset(at, a->x_steps)));
-        if (x > best || x != x || found == (int32_t)a->none) best = x, found = number;
+        NAME_elements row = {{0}};
+        NAME_GET(NAME_ROW, row, a->x + NAME_offset(at, a->x_steps));
+        AF_UNROLL
+        for (int32_t k = 0; k < NAME_WIDE; k++) {
+            const NAME_REAL x = NAME_FROM(row.each[k]);
+            if (x > best[k] || x != x || best_taps[k] == (int32_t)a->none)
+                best[k] = x, best_taps[k] = number;
+        }
     }
-    *(NAME_ROW *)(a->y + NAME_offset(window, a->y_steps)) = NAME_TO(best);
-    *(NAME_TAP *)(a->taps + NAME_offset(window, a->tap_steps)) = (NAME_TAP)found;
+    NAME_elements row = {{0}};
+    NAME_numbers numbers = {{0}};
+    AF_UNROLL
+    for (int32_t k = 0; k < NAME_WIDE; k++) {
+        row.each[k] = NAME_TO(best[k]);
+        numbers.each[k] = (NAME_TAP)best_taps[k];
+    }
+    NAME_PUT(NAME_ROW, a->y + NAME_offset(window, a->y_steps), row);
+    NAME_PUT(NAME_TAP, a->taps + NAME_offset(window, a->tap_steps), numbers);
 }
 
 AF_KERNEL NAME_pick(AF_ARGUMENTS(NAME_pick) arguments) {
@@ -82,17 +119,24 @@ AF_KERNEL NAME_pick(AF_ARGUMENTS(NAME_pick) arguments) {
     if (i >= a->num) return;
     int32_t window[5], at[5], tap[3];
     NAME_place(window, i, a, a->counts);
-    at[0] = window[0], at[1] = window[1];
-    int32_t number = (int32_t)*(const NAME_TAP *)(a->taps + NAME_offset(window, a->tap_steps));
-    const int is_tap = number >= 0 && number < (int32_t)a->none;
-    for (int32_t axis = 2; axis >= 0; axis--) {
-        tap[axis] = number % (int32_t)a->kernel[axis];
-        number /= (int32_t)a->kernel[axis];
+    at[0] = window[0];
+    NAME_numbers numbers;
+    NAME_GET(NAME_TAP, numbers, a->taps + NAME_offset(window, a->tap_steps));
+    NAME_elements row = {{0}};
+    AF_UNROLL
+    for (int32_t k = 0; k < NAME_WIDE; k++) {
+        int32_t number = (int32_t)numbers.each[k];
+        const int is_tap = number >= 0 && number < (int32_t)a->none;
+        for (int32_t axis = 2; axis >= 0; axis--) {
+            tap[axis] = number % (int32_t)a->kernel[axis];
+            number /= (int32_t)a->kernel[axis];
+        }
+        row.each[k] = (NAME_ROW)0;
+        at[1] = window[1] + k;
+        if (is_tap && NAME_inside(at, window, tap, a))
+            row.each[k] = *(const NAME_ROW *)(a->x + NAME_offset(at, a->x_steps));
     }
-    NAME_ROW x = (NAME_ROW)0;
-    if (is_tap && NAME_inside(at, window, tap, a))
-        x = *(const NAME_ROW *)(a->x + NAME_offset(at, a->x_steps));
-    *(NAME_ROW *)(a->y + NAME_offset(window, a->y_steps)) = x;
+    NAME_PUT(NAME_ROW, a->y + NAME_offset(window, a->y_steps), row);
 }
 
 /* The windows that have a place as one of their elements, along an axis: those of taps `first`,
@@ -136,7 +180,9 @@ AF_KERNEL NAME_grad(AF_ARGUMENTS(NAME_grad) arguments) {
     window[0] = at[0], window[1] = at[1];
     const NAME_taps x = NAME_taps_of(at[2], 0, a), y = NAME_taps_of(at[3], 1, a);
     const NAME_taps z = NAME_taps_of(at[4], 2, a);
-    NAME_REAL total = 0;
+    NAME_REAL totals[NAME_WIDE];
+    AF_UNROLL
+    for (int32_t k = 0; k < NAME_WIDE; k++) totals[k] = 0;
     for (int32_t p = x.first, u = x.window; p < (int32_t)a->kernel[0]; p += x.step, u--) {
         window[2] = NAME_window_of(&x, p, u, 0, a);
         if (window[2] < 0) continue;
@@ -147,11 +193,19 @@ AF_KERNEL NAME_grad(AF_ARGUMENTS(NAME_grad) arguments) {
                 window[4] = NAME_window_of(&z, r, w, 2, a);
                 if (window[4] < 0) continue;
                 const int32_t number = (p * (int32_t)a->kernel[1] + q) * (int32_t)a->kernel[2] + r;
-                const char *tap = a->taps + NAME_offset(window, a->tap_steps);
-                if ((int32_t) * (const NAME_TAP *)tap != number) continue;
-                total += NAME_FROM(*(const NAME_ROW *)(a->y + NAME_offset(window, a->y_steps)));
+                NAME_numbers numbers;
+                NAME_GET(NAME_TAP, numbers, a->taps + NAME_offset(window, a->tap_steps));
+                if (NAME_WIDE == 1 && (int32_t)numbers.each[0] != number) continue;
+                NAME_elements row = {{0}};
+                NAME_GET(NAME_ROW, row, a->y + NAME_offset(window, a->y_steps));
+                AF_UNROLL
+                for (int32_t k = 0; k < NAME_WIDE; k++)
+                    if ((int32_t)numbers.each[k] == number) totals[k] += NAME_FROM(row.each[k]);
             }
         }
     }
-    *(NAME_ROW *)(a->x + NAME_offset(at, a->x_steps)) = NAME_TO(total);
+    NAME_elements row = {{0}};
+    AF_UNROLL
+    for (int32_t k = 0; k < NAME_WIDE; k++) row.each[k] = NAME_TO(totals[k]);
+    NAME_PUT(NAME_ROW, a->x + NAME_offset(at, a->x_steps), row);
 }

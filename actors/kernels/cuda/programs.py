@@ -17,11 +17,12 @@ from actors.kernels.common.gemm import MatrixView
 from actors.kernels.common.kernel import Piece, is_dense
 from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel, StatusWord, Word
 from actors.kernels.cuda.emit import (
-    FINISH_COLUMNS,
     FINISH_THREADS,
     PIECE_THREADS,
     SumPlace,
     emit,
+    finish_adders,
+    has_dear_scalars,
 )
 from actors.kernels.cuda.kernel import DeviceView, DeviceViews, Gpu, carve
 from actors.kernels.cuda.loops import (
@@ -36,6 +37,7 @@ from actors.kernels.cuda.loops import (
     is_paired,
     is_random,
     sum_dtype,
+    summing_threads,
 )
 from actors.kernels.cuda.strips import STRIP_THREADS, rows_at_once
 from actors.kernels.program import values as words
@@ -70,12 +72,15 @@ _PIECE_STEP = 64
 _STRIPS_PER_SM = 2
 """Blocks of strips for each multiprocessor: as many as its registers allow, 128 for a thread."""
 
-_SUM_THREADS_PER_SM = 512
-"""A team has as many threads as so many of a multiprocessor need, that shared memory holds the sums
-of all: fewer would leave memory idle, and a larger team waits longer at the end of each row."""
-
 _SUM_BYTES, _MIN_BLOCKS = 64 << 20, 16
 """Partial rows of all blocks have at most so many bytes together, but for some blocks at least."""
+
+_NEAR_RATE = 2.5
+"""How many times as fast as the cache of all multiprocessors their own ones are: LayerNorm of
+65,536 x 768 on an H100."""
+
+DEAR_WAITS = 3
+"""About how many waits for memory powers in double take of the one thread that computes them."""
 
 _BLOCK_OVERHEAD = 1024
 """Bytes of shared memory that CUDA takes for each block."""
@@ -243,20 +248,26 @@ def _summing(
 
     That is the threads of a team and of a block, blocks, pieces, and the place of sums.
     """
-    row_bytes = columns * _sum_bytes(program)
-    memory = gpu.shared_bytes // _SUM_THREADS_PER_SM
+    plan, sum_bytes = scheduled_for_device(program).schedule, columns * _sum_bytes(program)
+    # A team has as many threads as so many of a multiprocessor need, that shared memory holds the
+    # sums of all: fewer would leave memory idle, and larger teams wait longer at the end of a row.
+    memory = gpu.shared_bytes // MAX_THREADS
     team = min(_WARP, _power_of_2(-(-columns // batch_of(program))))
-    least = max(row_bytes // memory, columns * _WARP // _LONG_ROW)
+    least = max(sum_bytes // memory, columns * _WARP // _LONG_ROW)
     if least > _WARP:
         # It meets at barriers of the block, so it is the block; smaller ones leave more sums.
         team = min(MAX_THREADS, max(_THREADS // 2, _power_of_2(least)))
     threads = team if team > _WARP else max(_WARP, min(_THREADS, _power_of_2(rows * team)))
-    size = threads // team * row_bytes
+    size = threads // team * sum_bytes
     sums = SumPlace.SHARED if size + _BLOCK_OVERHEAD <= gpu.shared_bytes else SumPlace.SCRATCH
-    fit = _SUM_THREADS_PER_SM // threads
+    fit = summing_threads(program) // threads
     if sums is SumPlace.SHARED:
         fit = min(fit, gpu.shared_bytes // (size + _BLOCK_OVERHEAD))
-    bytes_each = columns * 8 * len(scheduled_for_device(program).schedule.column_sums)
+        # What is not shared memory is cache: more blocks than usual only if it holds their rows.
+        row_bytes = threads // team * columns * _bytes_again(program, plan)
+        near = gpu.shared_bytes // (size + _BLOCK_OVERHEAD + row_bytes)
+        fit = min(fit, max(near, MAX_THREADS // threads))
+    bytes_each = columns * 8 * len(plan.column_sums)
     bytes_each += size if sums is SumPlace.SCRATCH else 0
     most = max(_MIN_BLOCKS, min(max(1, fit) * gpu.num_sms, _SUM_BYTES // max(1, bytes_each)))
     blocks = min(-(-rows * team // threads), most)
@@ -361,18 +372,27 @@ def _lies_evenly(program: FusedProgram, walk: GridMapping, addresses: tuple[int,
 def program_ns(gpu: Gpu, program: FusedProgram, walk: GridMapping, moved_bytes: int) -> float:
     """Return about how long a launch takes that moves so many bytes of operands.
 
-    What a phase reads again comes from a cache; sums over rows go there and back once.
+    What a phase reads again comes from a cache, that of the multiprocessor where it holds the rows
+    of all its teams; sums over rows go there and back once.
     """
     plan, elements = scheduled_for_device(program).schedule, float(walk.num_rows * walk.columns)
     sums = 2 * 8 * walk.num_partials * walk.columns * len(plan.column_sums)
     longer = _narrowness(gpu, program, walk)
-    again_ns = elements * _bytes_again(program, plan) / gpu.l2_bytes_per_ns * longer
+    row_bytes = walk.columns * _bytes_again(program, plan)
+    threads = min(gpu.threads_per_sm, -(-walk.num_blocks // gpu.num_sms) * walk.num_threads)
+    is_near = row_bytes * threads <= gpu.shared_bytes * walk.team
+    cache_rate = gpu.l2_bytes_per_ns * (_NEAR_RATE if is_near else 1.0)
+    again_ns = walk.num_rows * row_bytes / cache_rate * longer
     bytes_ns = gpu.bytes_ns(moved_bytes + sums) * longer
-    work_ns = max(bytes_ns, elements * weight(program) / gpu.flops_per_ns)
+    # What is longer hides the other but for a part of it: GELU and its slope on an H100.
+    flops_ns = elements * weight(program) / gpu.flops_per_ns
+    work_ns = math.cbrt(bytes_ns**3 + flops_ns**3)
     num_kernels = len(text_of(program, walk.sums, is_cut=walk.is_cut).kernels)
     # Each phase waits for memory, and for the other threads where it reduces; so do last sums.
     num_waits = len(plan.phases) + sum([bool(phase.reductions) for phase in plan.phases])
-    num_waits += 2 * bool(plan.column_sums)
+    num_waits += DEAR_WAITS * has_dear_scalars(program, plan)
+    # Where rows are reduced, too, a block clears its sums and adds them up, between barriers.
+    num_waits += 2 * bool(plan.column_sums) * (2 if walk.sums is SumPlace.SHARED else 1)
     return num_kernels * gpu.call_ns + num_waits * gpu.latency_ns + again_ns + work_ns
 
 
@@ -438,7 +458,8 @@ def _grid(program: FusedProgram, walk: GridMapping, name: str) -> tuple[int, int
         if Kind.COLUMN not in kinds:
             return 1, 32
         has_sums = bool(scheduled_for_device(program).schedule.column_sums)
-        blocks = -(-walk.columns // (FINISH_COLUMNS if has_sums else FINISH_THREADS))
+        adders = finish_adders(walk.num_partials) if has_sums else 1
+        blocks = -(-walk.columns // (FINISH_THREADS // adders))
         return max(blocks, 1), FINISH_THREADS
     if name.endswith("_last"):
         return 1, PIECE_THREADS
@@ -453,12 +474,8 @@ def _block(program: FusedProgram, walk: GridMapping, rows: int, views: DeviceVie
     block[words.NUM_TEAMS] = walk.num_partials or walk.num_teams
     block[words.CHUNK_COLUMNS] = walk.piece_columns
     block[words.NUM_COLUMN_CHUNKS] = walk.num_pieces
-    for position, view in enumerate(views):
-        block[words.operand(position)] = view.address
-        block[words.operand(position, words.STRIDE)] = walk.strides[position]
-        entry = program.inputs[position] if position < len(program.inputs) else None
-        block[words.operand(position, words.EVERY)] = entry.every if entry else 1
-        block[words.operand(position, words.COUNT)] = (entry.count if entry else 0) or rows
+    operands = words.operand_words(program, [x.address for x in views], walk.strides, rows)
+    block[words.operand(0) : words.operand(len(views))] = operands
     return block
 
 

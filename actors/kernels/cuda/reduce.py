@@ -1,4 +1,4 @@
-"""Reductions that no fused kernel makes (`reduce.cuh`); order and recurrences (`along.cuh`).
+"""Reductions that the compiler does not fuse (`reduce.cuh`); order and recurrences (`along.cuh`).
 
 Floats are added up in float64. Results that are few and long are cut into segments, which a second
 launch joins: how many follows from shapes and the GPU, so the bits are the same on every card.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 
 from actors.kernels.common.kernel import (
     Attrs,
     KernelNeeds,
+    KernelPlan,
     Operand,
     Operands,
     Piece,
@@ -24,18 +25,27 @@ from actors.kernels.common.kernel import (
     size_bytes,
 )
 from actors.kernels.common.strides import MAX_OUTER, Axis, collapse_axes
-from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel, Word
+from actors.kernels.cuda.calls import (
+    KernelText,
+    LaunchCalls,
+    RunKernel,
+    Word,
+    file_text,
+)
 from actors.kernels.cuda.kernel import (
+    CudaPlan,
     DeviceView,
     Gpu,
-    PlacedView,
+    PlacedViews,
+    Scratch,
     address_of,
     carve,
     on_device,
     places_words,
 )
-from compiler.contract.errors import InternalError
-from compiler.contract.types import DType
+from actors.kernels.cuda.programs import ProgramStep, column_sum_step
+from actors.kernels.program.values import conversions, storage_of
+from compiler.contract.types import DType, TensorType
 
 _THREADS = 256
 _MAX_AXES = 8
@@ -48,75 +58,86 @@ _LEAST_TERMS = 16
 _MOST_SEGMENTS = 1024
 _WIDE_BYTES = 8
 
-_ELEMENTS = {
-    DType.FLOAT64: ("double", "(x)", "(x)"),
-    DType.FLOAT32: ("float", "(double)(x)", "(float)(x)"),
-    DType.FLOAT16: ("uint16_t", "(double)af_from_f16(x)", "af_to_f16((float)(x))"),
-    DType.BFLOAT16: ("uint16_t", "(double)af_from_bf16(x)", "af_to_bf16((float)(x))"),
-}
-"""By type: the type of an element, a double of one, one of a double."""
-
 _WIDEST = (DType.FLOAT64, DType.INT64, DType.UINT64)
 """What is joined: one for each sort of number."""
 
 
-@dataclass(frozen=True, slots=True)
-class CudaReduce:
-    """`sum`, `mean` or `max`, where NaN wins."""
+def plan_reduce(
+    op: str, gpu: Gpu, attrs: Attrs, inputs: Operands, outputs: Operands
+) -> CudaPlan | None:
+    """Plan `sum`, `mean` or `max`, where NaN wins.
 
-    gpu: Gpu
-    op: str
+    It takes every number, a mean only of floats, and no maximum over no element.
+    """
+    (x,), (out,) = inputs, outputs
+    if x.type.dtype is DType.BOOL or (op == "mean" and not x.type.dtype.is_float):
+        return None
+    if op == "max" and x.type.num_elements == 0 and out.type.num_elements > 0:
+        return None
+    whole = _reduction(gpu, attrs, x, out)
+    columns = _columns(op, gpu, whole, x, out)
+    if columns is not None:
+        needs = KernelNeeds(size_bytes(columns.pieces), duration_ns=columns.duration_ns())
+        return KernelPlan(needs, partial(_bind_columns, columns))
+    if max(len(whole.kept), len(whole.reduced)) > _MAX_AXES:
+        return None
+    moved_bytes = x.type.size_bytes + out.type.size_bytes
+    calls = 2 if whole.num_segments > 1 else 1
+    duration = calls * gpu.call_ns + gpu.bytes_ns(moved_bytes)
+    needs = KernelNeeds(size_bytes(whole.pieces), duration_ns=duration)
 
-    @property
-    def name(self) -> str:
-        """Name in the plan."""
-        return f"cuda.{self.op}"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take every number, a mean only of floats, and no maximum over no element."""
-        (x,), (out,) = inputs, outputs
-        if x.type.dtype is DType.BOOL or (self.op == "mean" and not x.type.dtype.is_float):
-            return None
-        if self.op == "max" and x.type.num_elements == 0 and out.type.num_elements > 0:
-            return None
-        reduction = _reduction(self.gpu, attrs, x, out)
-        if max(len(reduction.kept), len(reduction.reduced)) > _MAX_AXES:
-            return None
-        moved_bytes = x.type.size_bytes + out.type.size_bytes
-        calls = 2 if reduction.num_segments > 1 else 1
-        duration = calls * self.gpu.call_ns + self.gpu.bytes_ns(moved_bytes)
-        return KernelNeeds(size_bytes(reduction.pieces), duration_ns=duration)
-
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[PlacedView, ...],
-        outputs: tuple[PlacedView, ...],
-        workspace: DeviceView | None,
-    ) -> DeviceCalls:
-        """Return the launch over all elements, and one over the segments where there are some."""
-        (x,), (out,) = inputs, outputs
-        if not (isinstance(x, DeviceView) and isinstance(out, DeviceView)):
-            raise InternalError(f"{self.name} reduces what lies on the device")
+    def bind(inputs: PlacedViews, outputs: PlacedViews, workspace: Scratch) -> LaunchCalls:
+        x, out = on_device((*inputs, *outputs))
         if not out.type.num_elements:
             return ()
-        whole = _reduction(self.gpu, attrs, x.as_operand, out.as_operand)
-        ends = address_of(x), address_of(out)
-        of, divisor = self._sort(x.dtype), 1.0
-        if self.op == "mean":
+        of, divisor = _sort(x.dtype), 1.0
+        if op == "mean":
             divisor = float(max(whole.num_elements, 1))
+        is_max = op == "max"
         if whole.num_segments == 1:
-            return (_call(whole, *ends, divisor, _reduce_text(self.op == "max", x.dtype, x.dtype)),)
+            text = _reduce_text(is_max, x.dtype, x.dtype)
+            return (_call(whole, x.address, out.address, divisor, text),)
         (partials,) = carve(workspace, whole.pieces)
         first, second = whole.into_segments(), whole.of_segments()
         return (
-            _call(first, ends[0], partials, 1.0, _reduce_text(self.op == "max", x.dtype, of)),
-            _call(second, partials, ends[1], divisor, _reduce_text(self.op == "max", of, x.dtype)),
+            _call(first, x.address, partials, 1.0, _reduce_text(is_max, x.dtype, of)),
+            _call(second, partials, out.address, divisor, _reduce_text(is_max, of, x.dtype)),
         )
 
-    def _sort(self, dtype: DType) -> DType:
-        """Return the widest type of the sort of number."""
-        return next(wide for wide in _WIDEST if wide.value[0] == dtype.value.removeprefix("b")[0])
+    return KernelPlan(needs, bind)
+
+
+def _columns(op: str, gpu: Gpu, whole: _Reduction, x: Operand, out: Operand) -> ProgramStep | None:
+    """Return a sum over the rows of a matrix as a program, whose threads move 16 bytes at once.
+
+    None for what is no such sum: of a tensor [rows, columns] that lies so, by few axes or many.
+    """
+    dtype = x.type.dtype
+    if op != "sum" or not dtype.is_float or not x.type.num_elements:
+        return None
+    if len(whole.kept) != 1 or len(whole.reduced) != 1 or not out.is_dense:
+        return None
+    (kept,), (reduced,), item = whole.kept, whole.reduced, dtype.itemsize
+    step = reduced.steps[0]
+    if kept.steps != (item, item) or step < kept.extent * item or step % item:
+        return None
+    matrix = TensorType(dtype, (reduced.extent, kept.extent))
+    row = TensorType(dtype, (kept.extent,))
+    ends = DeviceView(0, matrix, (step, item)), DeviceView(0, row, (item,))
+    return column_sum_step(gpu, *ends)
+
+
+def _sort(dtype: DType) -> DType:
+    """Return the widest type of the sort of number."""
+    return next(wide for wide in _WIDEST if wide.value[0] == dtype.value.removeprefix("b")[0])
+
+
+def _bind_columns(
+    columns: ProgramStep, inputs: PlacedViews, outputs: PlacedViews, workspace: Scratch
+) -> LaunchCalls:
+    views = zip(columns.views, (*inputs, *outputs), strict=True)
+    placed = tuple([replace(view, address=address_of(x)) for view, x in views])
+    return replace(columns, views=placed).calls(workspace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,55 +263,39 @@ def _power(number: int) -> int:
 def _reduce_text(is_maximum: bool, of: DType, to: DType) -> KernelText:
     """Return the kernel that makes results of type `to` of elements of type `of`."""
     sort = "double" if of.is_float else "uint64_t" if of.value[0] == "u" else "int64_t"
-    in_type, from_in, _ = _ELEMENTS.get(of, (f"{of.value}_t", f"({sort})(x)", ""))
-    out_type, _, to_out = _ELEMENTS.get(to, (f"{to.value}_t", "", f"({to.value}_t)(x)"))
     first, join = "0", "((a) + (b))"
     if is_maximum:
         lowest = {"double": "(-(double)INFINITY)", "uint64_t": "0", "int64_t": "INT64_MIN"}
         first, join = lowest[sort], "AF_LARGER(a, b)"
     elif sort != "double":  # wraps around
         join = f"(({sort})((uint64_t)(a) + (uint64_t)(b)))"
-    finished = to_out
+    finished = conversions(to, sort)["TO(x)"]
     if sort == "double" and not is_maximum:
         # Divided in double, before the result is rounded to its type.
-        finished = to_out.replace("(x)", "(x / a->divisor)")
+        finished = finished.replace("(x)", "(x / a->divisor)")
     defined = {
-        "IN": in_type,
-        "OUT": out_type,
+        "IN": storage_of(of),
+        "OUT": storage_of(to),
         "TOTAL": sort,
         "FIRST": first,
-        "FROM(x)": from_in,
+        "FROM(x)": conversions(of, sort)["FROM(x)"],
         "JOIN(a, b)": join,
         "TO(x)": finished,
     }
-    lines = [f"#define NAME_{name} {meaning}" for name, meaning in defined.items()]
-    body = Path(__file__).with_name("reduce.cuh").read_text(encoding="utf-8")
-    about = f"reduces {of.value} to {to.value}"
-    return KernelText.of("af_reduce", "\n".join([*lines, body]), ("NAME",), about)
-
-
-def reduce_kernels(gpu: Gpu) -> tuple[CudaReduce, ...]:
-    """Return the kernels of this file for a GPU."""
-    return tuple([CudaReduce(gpu, op) for op in ("sum", "mean", "max")])
+    text, about = file_text("reduce.cuh", defined), f"reduces {of.value} to {to.value}"
+    return KernelText.of("af_reduce", text, ("NAME",), about)
 
 
 # Along the last axis: a merge sort of log2(columns / 32) calls, in each of which every element
 # looks for its place by itself, without a barrier.
 
 _BLOCK, _SHORT_RUN, _WARP = 256, 32, 32
-_TYPES = {
-    DType.FLOAT32: ("float", "double", "(double)(x)", "(float)(x)"),
-    DType.FLOAT64: ("double", "double", "(x)", "(x)"),
-    DType.BFLOAT16: ("uint16_t", "double", "(double)af_from_bf16(x)", "af_to_bf16((float)(x))"),
-    DType.FLOAT16: ("uint16_t", "double", "(double)af_from_f16(x)", "af_to_f16((float)(x))"),
-    DType.INT64: ("int64_t", "uint64_t", "(uint64_t)(x)", "(int64_t)(x)"),
-}
-"""By element: its type, what is computed in, what makes that of one, and one of that."""
 
 
 def _are_walked(x: Operand) -> bool:
     axes = collapse_axes(x.shape[:-1], (x.strides_bytes[:-1],), in_order=True)
-    return x.type.dtype in _TYPES and len(axes) <= MAX_OUTER
+    is_taken = x.type.dtype.is_float or x.type.dtype is DType.INT64
+    return is_taken and len(axes) <= MAX_OUTER
 
 
 def _rows(x: DeviceView) -> list[int]:
@@ -299,49 +304,35 @@ def _rows(x: DeviceView) -> list[int]:
 
 @functools.cache
 def _along_text(dtype: DType) -> KernelText:
-    c_type, wide, load, store = _TYPES[dtype]
     # Keys are unsigned numbers in the order of the values, so that one comparison serves all.
-    key = "NAME_of_float" if dtype.is_float else "NAME_of_int"
-    head = f"#define NAME_T {c_type}\n#define NAME_WIDE {wide}\n#define NAME_KEY(x) {key}(x)\n"
-    head += f"#define NAME_FROM(x) {load}\n#define NAME_TO(x) {store}\n"
-    text = head + (Path(__file__).parent / "along.cuh").read_text(encoding="utf-8")
+    wide, key = ("double", "float") if dtype.is_float else ("uint64_t", "int")
+    defined = {"T": storage_of(dtype), "WIDE": wide, "KEY(x)": f"NAME_of_{key}(x)"}
+    text = file_text("along.cuh", defined | conversions(dtype, wide))
     names = ("NAME_keys", "NAME_merge", "NAME_recur")
     return KernelText.of("along", text, names, f"order and recurrences of {dtype}")
 
 
-@dataclass(frozen=True, slots=True)
-class CudaArgsort:
-    """`argsort`(x) -> places in ascending order, equal ones as they came; attrs descending."""
+def plan_argsort(gpu: Gpu, attrs: Attrs, inputs: Operands, outputs: Operands) -> CudaPlan | None:
+    """Plan `argsort`(x) -> places in ascending order, equal ones as they came; attrs descending.
 
-    gpu: Gpu
-    name: str = "cuda.argsort"
-    op: str = "argsort"
+    It takes a dense output; scratch is keys and places, twice.
+    """
+    (x,), (out,) = inputs, outputs
+    if not (_are_walked(x) and out.is_dense and x.shape[-1] < 1 << 31):
+        return None
+    num, merges = x.type.num_elements, len(_widths(x.shape[-1]))
+    moved = gpu.call_ns + gpu.bytes_ns(24.0 * num)
+    needs = KernelNeeds(size_bytes(_pieces(num)), duration_ns=(1 + merges) * moved)
+    is_descending = int(flag(attrs, "descending"))
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take a dense output; scratch is keys and places, twice."""
-        (x,), (out,) = inputs, outputs
-        if not (_are_walked(x) and out.is_dense and x.shape[-1] < 1 << 31):
-            return None
-        num, merges = x.type.num_elements, len(_widths(x.shape[-1]))
-        moved = self.gpu.call_ns + self.gpu.bytes_ns(24.0 * num)
-        return KernelNeeds(size_bytes(_pieces(num)), duration_ns=(1 + merges) * moved)
-
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[PlacedView, ...],
-        outputs: tuple[PlacedView, ...],
-        workspace: DeviceView | None,
-    ) -> DeviceCalls:
-        """Return a call for the keys and one for each merge."""
-        (x,), (out,) = on_device(inputs), on_device(outputs)
+    def bind(inputs: PlacedViews, outputs: PlacedViews, workspace: Scratch) -> LaunchCalls:
+        x, out = on_device((*inputs, *outputs))
         num, columns = x.type.num_elements, x.shape[-1]
         if not num:
             return ()
         keys, other, places, others = carve(workspace, _pieces(num))
         text, blocks, widths = _along_text(x.dtype), -(-num // _BLOCK), _widths(columns)
         rest, rows = (num, columns), _rows(x)
-        is_descending = int(flag(attrs, "descending"))
         words = (*rows, keys, other, places, others, 0, *rest, 0, is_descending)
         calls = [RunKernel(text, text.kernels[0], blocks, _BLOCK, words)]
         for width in widths:
@@ -352,6 +343,8 @@ class CudaArgsort:
             # Each merge reads one pair of buffers and writes the other.
             keys, other, places, others = other, keys, others, places
         return tuple(calls)
+
+    return KernelPlan(needs, bind)
 
 
 def _widths(columns: int) -> list[int]:
@@ -368,35 +361,26 @@ def _pieces(num: int) -> tuple[Piece, ...]:
     return (keys, keys, places, places)
 
 
-@dataclass(frozen=True, slots=True)
-class CudaRecurrence:
-    """`recurrence`(a, b): y[i] = a[i] * y[i - 1] + b[i]; attrs reverse."""
+def plan_recurrence(gpu: Gpu, attrs: Attrs, inputs: Operands, outputs: Operands) -> CudaPlan | None:
+    """Plan `recurrence`(a, b): y[i] = a[i] * y[i - 1] + b[i]; attrs reverse.
 
-    gpu: Gpu
-    name: str = "cuda.recurrence"
-    op: str = "recurrence"
+    It takes a dense output; no scratch.
+    """
+    (out,) = outputs
+    if not (all(map(_are_walked, inputs)) and out.is_dense):
+        return None
+    moved_bytes = 5.0 * out.type.size_bytes
+    is_reversed = int(flag(attrs, "reverse"))
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take a dense output; no scratch."""
-        (out,) = outputs
-        if not (all(map(_are_walked, inputs)) and out.is_dense):
-            return None
-        moved_bytes = 5.0 * out.type.size_bytes
-        return KernelNeeds(duration_ns=self.gpu.call_ns + self.gpu.bytes_ns(moved_bytes))
-
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[PlacedView, ...],
-        outputs: tuple[PlacedView, ...],
-        workspace: DeviceView | None,
-    ) -> DeviceCalls:
-        """Return one call, with a block for each row."""
-        (a, b), (out,) = on_device(inputs), on_device(outputs)
+    def bind(inputs: PlacedViews, outputs: PlacedViews, workspace: Scratch) -> LaunchCalls:
+        a, b, out = on_device((*inputs, *outputs))
         if not out.type.num_elements:
             return ()
-        columns, text = out.shape[-1], _along_text(out.dtype)
+        # A block for each row.
+        rows, columns, text = math.prod(out.shape[:-1]), out.shape[-1], _along_text(out.dtype)
         threads = min(_BLOCK, -(-columns // (4 * _WARP)) * _WARP)
-        words = (*_rows(a), *_rows(b), out.address, columns, int(flag(attrs, "reverse")))
-        rows = math.prod(out.shape[:-1])
+        words = (*_rows(a), *_rows(b), out.address, columns, is_reversed)
         return (RunKernel(text, text.kernels[2], rows, threads, words),)
+
+    duration_ns = gpu.call_ns + gpu.bytes_ns(moved_bytes)
+    return KernelPlan(KernelNeeds(duration_ns=duration_ns), bind)

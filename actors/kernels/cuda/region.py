@@ -12,17 +12,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from actors.kernels.common import kernel
 from actors.kernels.common.gemm import MatrixView, view_of_array
-from actors.kernels.common.kernel import Attrs, KernelNeeds, Operands, Piece
+from actors.kernels.common.kernel import Attrs, KernelNeeds, KernelPlan, Operands, Piece
 from actors.kernels.common.kernel import region as region_of
 from actors.kernels.cuda.calls import AlternativeCalls, DeviceCall, LaunchCalls
 from actors.kernels.cuda.epilogues import EpilogueProduct, finished_products
-from actors.kernels.cuda.kernel import DeviceView, Gpu, PlacedView, carve, on_device
+from actors.kernels.cuda.kernel import (
+    CudaPlan,
+    DeviceView,
+    Gpu,
+    PlacedViews,
+    Scratch,
+    carve,
+    on_device,
+)
 from actors.kernels.cuda.matmul import PlannedProduct, plan_product
 from actors.kernels.cuda.movement import copy_calls, copy_ns, seen_as_array
 from actors.kernels.cuda.programs import (
@@ -50,38 +58,27 @@ from compiler.contract.types import TensorType, contiguous_strides
 _PRODUCT_AND_PROGRAM = [TileStepKind.PRODUCT, TileStepKind.PROGRAM]
 
 
-@dataclass(frozen=True, slots=True)
-class CudaRegion:
-    """`region`: its operands in order."""
+def plan_region(gpu: Gpu, attrs: Attrs, inputs: Operands, outputs: Operands) -> CudaPlan | None:
+    """Plan `region`: its operands in order.
 
-    gpu: Gpu
-    name: str = "cuda.region"
-    op: str = "region"
+    It takes every region.
+    """
+    region = region_of(attrs, "region")
+    check_once(region, tuple([x.type for x in inputs]))
+    steps = _planned(gpu, region, meta_arrays(inputs), meta_arrays(outputs))
+    pieces = steps.pieces()
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take every region."""
-        region = region_of(attrs, "region")
-        check_once(region, tuple([x.type for x in inputs]))
-        steps = _planned(self.gpu, region, meta_arrays(inputs), meta_arrays(outputs))
-        _, pairs = steps.shared_bytes()
-        pairs = tuple([(o, x) for o, x in pairs if inputs[x].is_dense and outputs[o].is_dense])
-        return KernelNeeds(kernel.size_bytes(steps.pieces()), pairs, steps.duration_ns())
-
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[PlacedView, ...],
-        outputs: tuple[PlacedView, ...],
-        workspace: DeviceView | None,
-    ) -> LaunchCalls:
-        """Return the calls of every chunk, between copies of what lies unevenly."""
-        region = region_of(attrs, "region")
-        sources, targets = [tuple(map(seen_as_array, on_device(xs))) for xs in (inputs, outputs)]
-        steps = _planned(self.gpu, region, sources, targets)
-        pieces = steps.pieces()
+    def bind(inputs: PlacedViews, outputs: PlacedViews, workspace: Scratch) -> LaunchCalls:
+        sources = tuple(map(seen_as_array, on_device(inputs)))
+        targets = tuple(map(seen_as_array, on_device(outputs)))
         places = zip(pieces, carve(workspace, pieces), strict=True)
         arrays = tuple([_array_at(piece, address) for piece, address in places])
-        return _CudaSteps(self.gpu, steps.region, sources, targets, steps.over, arrays).calls()
+        return _CudaSteps(gpu, steps.region, sources, targets, steps.over, arrays).calls()
+
+    _, pairs = steps.shared_bytes()
+    pairs = tuple([(o, x) for o, x in pairs if inputs[x].is_dense and outputs[o].is_dense])
+    needs = KernelNeeds(kernel.size_bytes(pieces), pairs, steps.duration_ns())
+    return KernelPlan(needs, bind)
 
 
 def _planned(gpu: Gpu, region: TiledLoop, inputs: Arrays, outputs: Arrays) -> _CudaSteps:

@@ -1,12 +1,16 @@
 /* A stable sort of 32-bit keys and where they were: 8 bits after 8 bits, the lowest first.
  *
- * Keys are cut into tiles, one per block; each of its 256 threads has one digit of the 256, counts
- * it in the tile and gives each of its keys a place, in order. So nothing is counted by
- * atomics, and equal keys stay as they came. Source: least significant digit radix sort (Knuth, The
- * Art of Computer Programming 3, 5.2.5; on GPUs Satish, Harris & Garland 2009).
+ * Keys are cut into tiles, one per block. Each of its warps has a part of them, in order: a key's
+ * rank is how many of its digit the warp had before, which the first of equal ones counts. So
+ * nothing is counted by atomics, and equal keys stay as they came. Source: least significant digit
+ * radix sort (Knuth, The Art of Computer Programming 3, 5.2.5; on GPUs Satish, Harris & Garland
+ * 2009); equal digits of a warp by one vote (Ashkiani, Davidson, Meyer & Owens 2016).
  */
-#define NAME_DIGITS 256
-#define NAME_TILE 1024 /* keys of a tile */
+#define NAME_DIGITS 256 /* and threads of a block */
+#define NAME_WARPS 8
+#define NAME_GROUP 16  /* digits that are added up before others need their sum */
+#define NAME_ROUNDS 4  /* keys of a thread in a tile */
+#define NAME_MOST 8    /* in the only tile */
 #define NAME_AT_ONCE 8 /* counts that are on their way before the first is added */
 
 typedef struct {
@@ -19,51 +23,90 @@ typedef struct {
 typedef NAME_arguments NAME_count_arguments, NAME_scan_arguments, NAME_scatter_arguments,
     NAME_tile_arguments;
 
-/* The digits of a tile, four to a word. */
-AF_FUNCTION void NAME_load(uint32_t *digits, const uint32_t *keys, int64_t num, int64_t shift) {
-    for (int64_t word = AF_THREAD; word < NAME_TILE / 4; word += AF_NUM_THREADS) {
-        uint32_t four = 0;
-        for (int64_t i = 0; i < 4; i++) {
-            if (4 * word + i < num) four |= ((keys[4 * word + i] >> shift) & 255u) << (8 * i);
-        }
-        digits[word] = four;
-    }
+/* The place in a tile of the key that this thread has in a round, of so many. */
+AF_FUNCTION int32_t NAME_place(int32_t round, int32_t num_rounds) {
+    return (AF_THREAD / 32 * num_rounds + round) * 32 + AF_THREAD % 32;
 }
 
-/* How many of a tile's keys have a digit; if `ranks`, those get the numbers from `next` on. */
-AF_FUNCTION uint32_t NAME_rank(
-    const uint32_t *digits, int64_t num, uint32_t digit, uint32_t *ranks, uint32_t next
+/* Gives each key of a tile its number among those of its digit in its warp, and leaves in `counts`
+ * [NAME_WARPS, NAME_DIGITS] how many each warp has. Ends with a barrier. */
+AF_FUNCTION void NAME_rank(
+    uint32_t *ranks, uint32_t *counts, const uint32_t *keys, int32_t num, int64_t shift,
+    int32_t num_rounds
 ) {
-    for (int64_t word = 0; 4 * word < num; word++) {
-        const uint32_t four = digits[word];
-        for (int64_t i = 0; i < 4; i++) {
-            if (((four >> (8 * i)) & 255u) == digit && 4 * word + i < num) {
-                if (ranks) ranks[4 * word + i] = next;
-                next++;
-            }
-        }
+    const uint32_t before_me = (1u << AF_THREAD % 32) - 1;
+    for (int32_t i = AF_THREAD; i < NAME_WARPS * NAME_DIGITS; i += NAME_DIGITS) counts[i] = 0;
+    AF_BARRIER();
+    uint32_t *counts_of_warp = counts + AF_THREAD / 32 * NAME_DIGITS;
+    AF_UNROLL
+    for (int32_t round = 0; round < num_rounds; round++) {
+        const _Bool is_there = NAME_place(round, num_rounds) < num;
+        const uint32_t digit = (keys[round] >> shift) & 255u;
+        const uint32_t equal = AF_EQUAL_IN_WARP(is_there ? digit : NAME_DIGITS);
+        const uint32_t before = is_there ? counts_of_warp[digit] : 0;
+        ranks[round] = before + (uint32_t)AF_COUNT_BITS(equal & before_me);
+        AF_WARP_BARRIER();
+        const _Bool is_first = is_there && !(equal & before_me);
+        if (is_first) counts_of_warp[digit] = before + (uint32_t)AF_COUNT_BITS(equal);
+        AF_WARP_BARRIER();
     }
-    return next;
+    AF_BARRIER();
+}
+
+/* Turns the counts of this thread's digit into those of the warps before each, with `first` added,
+ * and returns their sum. */
+AF_FUNCTION uint32_t NAME_by_warp(uint32_t *counts, uint32_t first) {
+    uint32_t total = first;
+    AF_UNROLL
+    for (int32_t warp = 0; warp < NAME_WARPS; warp++) {
+        uint32_t *count = counts + warp * NAME_DIGITS + AF_THREAD;
+        const uint32_t own = *count;
+        *count = total;
+        total += own;
+    }
+    return total - first;
+}
+
+/* How many keys have lower digits than one. All threads come by; it begins with a barrier. */
+AF_FUNCTION uint32_t NAME_lower(const uint32_t *totals, uint32_t *groups, int32_t digit) {
+    AF_BARRIER();
+    if (AF_THREAD < NAME_DIGITS / NAME_GROUP) {
+        uint32_t sum = 0;
+        for (int32_t i = 0; i < NAME_GROUP; i++) sum += totals[AF_THREAD * NAME_GROUP + i];
+        groups[AF_THREAD] = sum;
+    }
+    AF_BARRIER();
+    const int32_t group = digit / NAME_GROUP;
+    uint32_t sum = 0;
+    for (int32_t i = 0; i < group; i++) sum += groups[i];
+    for (int32_t i = group * NAME_GROUP; i < digit; i++) sum += totals[i];
+    return sum;
 }
 
 /* One block per tile. */
 AF_KERNEL NAME_count(AF_ARGUMENTS(NAME_count) arguments) {
-    AF_SHARED(uint32_t, digits, NAME_TILE / 4);
+    AF_SHARED(uint32_t, counts, NAME_WARPS * NAME_DIGITS);
     const NAME_arguments *a = &arguments;
-    const int64_t first = AF_BLOCK * NAME_TILE, num = af_min(NAME_TILE, a->num - first);
-    NAME_load(digits, a->keys + first, num, a->shift);
-    AF_BARRIER();
-    uint32_t *counts = a->counts + AF_BLOCK * NAME_DIGITS;
-    counts[AF_THREAD] = NAME_rank(digits, num, (uint32_t)AF_THREAD, 0, 0);
+    const int64_t first = AF_BLOCK * NAME_ROUNDS * NAME_DIGITS;
+    const int32_t num = (int32_t)af_min(NAME_ROUNDS * NAME_DIGITS, a->num - first);
+    uint32_t keys[NAME_ROUNDS], ranks[NAME_ROUNDS];
+    AF_UNROLL
+    for (int32_t k = 0; k < NAME_ROUNDS; k++) {
+        const int32_t place = NAME_place(k, NAME_ROUNDS);
+        keys[k] = place < num ? a->keys[first + place] : 0;
+    }
+    NAME_rank(ranks, counts, keys, num, a->shift, NAME_ROUNDS);
+    a->counts[AF_BLOCK * NAME_DIGITS + AF_THREAD] = NAME_by_warp(counts, 0);
 }
 
 /* One block: NAME_DIGITS threads for each segment of the tiles. */
 AF_KERNEL NAME_scan(AF_ARGUMENTS(NAME_scan) arguments) {
     AF_SHARED(uint32_t, sums, 4 * NAME_DIGITS);
     AF_SHARED(uint32_t, totals, NAME_DIGITS);
+    AF_SHARED(uint32_t, groups, NAME_DIGITS / NAME_GROUP);
     const NAME_arguments *a = &arguments;
-    const int64_t digit = AF_THREAD % NAME_DIGITS, segment = AF_THREAD / NAME_DIGITS;
-    const int64_t num_segments = AF_NUM_THREADS / NAME_DIGITS;
+    const int32_t digit = AF_THREAD % NAME_DIGITS, segment = AF_THREAD / NAME_DIGITS;
+    const int32_t num_segments = AF_NUM_THREADS / NAME_DIGITS;
     const int64_t per = (a->num_tiles + num_segments - 1) / num_segments;
     const int64_t begin = segment * per, end = af_min(begin + per, a->num_tiles);
     uint32_t *counts = a->counts + digit;
@@ -72,7 +115,7 @@ AF_KERNEL NAME_scan(AF_ARGUMENTS(NAME_scan) arguments) {
     sums[AF_THREAD] = sum;
     AF_BARRIER();
     uint32_t before = 0, total = 0;
-    for (int64_t other = 0; other < num_segments; other++) {
+    for (int32_t other = 0; other < num_segments; other++) {
         if (other < segment) before += sums[other * NAME_DIGITS + digit];
         total += sums[other * NAME_DIGITS + digit];
     }
@@ -86,71 +129,83 @@ AF_KERNEL NAME_scan(AF_ARGUMENTS(NAME_scan) arguments) {
         }
     }
     if (segment == 0) totals[digit] = total;
-    AF_BARRIER();
-    if (segment != 0) return;
-    uint32_t base = 0;
-    for (int64_t lower = 0; lower < digit; lower++) base += totals[lower];
-    a->bases[digit] = base;
+    const uint32_t base = NAME_lower(totals, groups, digit);
+    if (segment == 0) a->bases[digit] = base;
 }
 
 /* One block per tile. */
 AF_KERNEL NAME_scatter(AF_ARGUMENTS(NAME_scatter) arguments) {
-    AF_SHARED(uint32_t, digits, NAME_TILE / 4);
-    AF_SHARED(uint32_t, ranks, NAME_TILE);
+    AF_SHARED(uint32_t, counts, NAME_WARPS * NAME_DIGITS);
     const NAME_arguments *a = &arguments;
-    const int64_t first = AF_BLOCK * NAME_TILE, num = af_min(NAME_TILE, a->num - first);
-    NAME_load(digits, a->keys + first, num, a->shift);
-    AF_BARRIER();
+    const int64_t first = AF_BLOCK * NAME_ROUNDS * NAME_DIGITS;
+    const int32_t num = (int32_t)af_min(NAME_ROUNDS * NAME_DIGITS, a->num - first);
     const uint32_t before = a->counts[AF_BLOCK * NAME_DIGITS + AF_THREAD] + a->bases[AF_THREAD];
-    NAME_rank(digits, num, (uint32_t)AF_THREAD, ranks, before);
+    uint32_t keys[NAME_ROUNDS], positions[NAME_ROUNDS], ranks[NAME_ROUNDS];
+    AF_UNROLL
+    for (int32_t k = 0; k < NAME_ROUNDS; k++) {
+        const int32_t place = NAME_place(k, NAME_ROUNDS);
+        const int64_t from = first + af_min(place, num - 1);
+        keys[k] = a->keys[from];
+        positions[k] = a->positions ? a->positions[from] : (uint32_t)from;
+    }
+    NAME_rank(ranks, counts, keys, num, a->shift, NAME_ROUNDS);
+    NAME_by_warp(counts, before);
     AF_BARRIER();
-    for (int64_t i = AF_THREAD; i < num; i += AF_NUM_THREADS) {
-        const uint32_t place = ranks[i];
-        a->sorted_keys[place] = a->keys[first + i];
-        a->sorted_positions[place] =
-            a->positions ? a->positions[first + i] : (uint32_t)(first + i);
+    const uint32_t *counts_of_warp = counts + AF_THREAD / 32 * NAME_DIGITS;
+    AF_UNROLL
+    for (int32_t k = 0; k < NAME_ROUNDS; k++) {
+        if (NAME_place(k, NAME_ROUNDS) >= num) continue;
+        const uint32_t to = counts_of_warp[(keys[k] >> a->shift) & 255u] + ranks[k];
+        a->sorted_keys[to] = keys[k];
+        a->sorted_positions[to] = positions[k];
     }
 }
 
-/* All digits of what one tile holds, by one block of NAME_DIGITS threads. */
+/* All digits of what the only tile holds, by one block of NAME_DIGITS threads. */
 AF_KERNEL NAME_tile(AF_ARGUMENTS(NAME_tile) arguments) {
-    AF_SHARED(uint32_t, digits, NAME_TILE / 4);
-    AF_SHARED(uint32_t, ranks, NAME_TILE);
-    AF_SHARED(uint32_t, keys, NAME_TILE);
-    AF_SHARED(uint32_t, positions, NAME_TILE);
+    AF_SHARED(uint32_t, counts, NAME_WARPS * NAME_DIGITS);
+    AF_SHARED(uint32_t, all_keys, NAME_MOST * NAME_DIGITS);
+    AF_SHARED(uint32_t, all_positions, NAME_MOST * NAME_DIGITS);
     AF_SHARED(uint32_t, totals, NAME_DIGITS);
+    AF_SHARED(uint32_t, groups, NAME_DIGITS / NAME_GROUP);
     const NAME_arguments *a = &arguments;
-    for (int64_t i = AF_THREAD; i < a->num; i += NAME_DIGITS) {
-        keys[i] = a->keys[i];
-        positions[i] = (uint32_t)i;
+    const int32_t num = (int32_t)a->num;
+    const uint32_t *counts_of_warp = counts + AF_THREAD / 32 * NAME_DIGITS;
+    uint32_t keys[NAME_MOST], positions[NAME_MOST], ranks[NAME_MOST];
+    AF_UNROLL
+    for (int32_t k = 0; k < NAME_MOST; k++) {
+        positions[k] = (uint32_t)NAME_place(k, NAME_MOST);
+        keys[k] = a->keys[af_min(positions[k], num - 1)];
     }
-    for (int64_t step = 0; step < a->num_shifts; step++) {
+    AF_ROLLED
+    for (int32_t step = 0; step < a->num_shifts; step++) {
+        NAME_rank(ranks, counts, keys, num, 8 * step, NAME_MOST);
+        totals[AF_THREAD] = NAME_by_warp(counts, 0);
+        const uint32_t base = NAME_lower(totals, groups, AF_THREAD);
+        AF_UNROLL
+        for (int32_t warp = 0; warp < NAME_WARPS; warp++)
+            counts[warp * NAME_DIGITS + AF_THREAD] += base;
         AF_BARRIER();
-        NAME_load(digits, keys, a->num, 8 * step);
-        AF_BARRIER();
-        totals[AF_THREAD] = NAME_rank(digits, a->num, (uint32_t)AF_THREAD, 0, 0);
-        AF_BARRIER();
-        uint32_t base = 0;
-        for (int64_t lower = 0; lower < AF_THREAD; lower++) base += totals[lower];
-        NAME_rank(digits, a->num, (uint32_t)AF_THREAD, ranks, base);
-        uint32_t own_keys[NAME_TILE / NAME_DIGITS], own_positions[NAME_TILE / NAME_DIGITS];
-        for (int64_t k = 0; k < NAME_TILE / NAME_DIGITS; k++) {
-            const int64_t i = k * NAME_DIGITS + AF_THREAD;
-            own_keys[k] = i < a->num ? keys[i] : 0;
-            own_positions[k] = i < a->num ? positions[i] : 0;
+        AF_UNROLL
+        for (int32_t k = 0; k < NAME_MOST; k++) {
+            if (NAME_place(k, NAME_MOST) >= num) continue;
+            const uint32_t to = counts_of_warp[(keys[k] >> 8 * step) & 255u] + ranks[k];
+            all_keys[to] = keys[k];
+            all_positions[to] = positions[k];
         }
         AF_BARRIER();
-        for (int64_t k = 0; k < NAME_TILE / NAME_DIGITS; k++) {
-            const int64_t i = k * NAME_DIGITS + AF_THREAD;
-            if (i < a->num) {
-                keys[ranks[i]] = own_keys[k];
-                positions[ranks[i]] = own_positions[k];
-            }
+        AF_UNROLL
+        for (int32_t k = 0; k < NAME_MOST; k++) {
+            const int32_t place = (int32_t)af_min(NAME_place(k, NAME_MOST), num - 1);
+            keys[k] = all_keys[place];
+            positions[k] = all_positions[place];
         }
     }
-    AF_BARRIER();
-    for (int64_t i = AF_THREAD; i < a->num; i += NAME_DIGITS) {
-        a->sorted_keys[i] = keys[i];
-        a->sorted_positions[i] = positions[i];
+    AF_UNROLL
+    for (int32_t k = 0; k < NAME_MOST; k++) {
+        const int32_t place = NAME_place(k, NAME_MOST);
+        if (place >= num) continue;
+        a->sorted_keys[place] = keys[k];
+        a->sorted_positions[place] = positions[k];
     }
 }

@@ -21,7 +21,8 @@ from actors.kernels.cuda.loops import (
 )
 from actors.kernels.program import values as words
 from actors.kernels.program.phases import Schedule, weight
-from actors.kernels.program.values import indented, sum_type_of
+from actors.kernels.program.stages import block
+from actors.kernels.program.values import member_of, sum_type_of
 from compiler.contract.program import FusedProgram, Kind
 
 STRIP_THREADS = 256
@@ -97,57 +98,57 @@ class StripWriter:
         """Return the loop over the rows of a team."""
         of_all = [placed for _, placed in self.of_all]
         runs = [run for run, _ in of_all]
-        ends = [f"    t{v}[k] += p{v}[k], p{v}[k] = 0;" for v in self.single]
-        flush, count = (
-            ["AF_UNROLL", f"for (int32_t k = 0; k < {self.batch}; k++) {{", *ends, "}"],
-            [],
-        )
-        if ends:
+        flush, count = [], []
+        if self.single:
+            ends = [f"t{v}[k] += p{v}[k], p{v}[k] = 0;" for v in self.single]
+            flush = self.runs.each_column(ends)
             # So many rows at a time divide a stretch.
-            count = [f"if ((stretch += {self.rows}) == {STRETCH}) {{", *indented(flush)]
-            count += ["    stretch = 0;", "}"]
+            is_end = f"if ((stretch += {self.rows}) == {STRETCH})"
+            count = block(is_end, [*flush, "stretch = 0;"])
         begin = f"a[{words.FIRST_ROW}].i + slot * teams_in_block + own"
         return [
             *self.writer.places(of_all, "const "),
             *self.runs.arrays(runs),
             *self.runs.get(runs, is_wide=is_wide),
-            *(["int32_t stretch = 0;"] if ends else []),
+            *(["int32_t stretch = 0;"] if self.single else []),
             "AF_ROLLED",
-            f"for (int64_t r0 = {begin}; r0 < r1; r0 += {self.rows} * teams) {{",
-            *indented([*self._some_rows(is_wide=is_wide), *count]),
-            "}",
-            *(flush if ends else []),
+            *block(
+                f"for (int64_t r0 = {begin}; r0 < r1; r0 += {self.rows} * teams)",
+                [*self._some_rows(is_wide=is_wide), *count],
+            ),
+            *flush,
         ]
 
     def _some_rows(self, *, is_wide: bool) -> list[str]:
         """Return what is done with rows r0, r0 + teams, ...: all loads precede the first store."""
         placed = [x for _, x in self.of_rows]
         of_row = [replace(run, words=f"{run.words}[i]") for run, _ in placed]
-        loop = ["AF_UNROLL", f"for (int32_t i = 0; i < {self.rows}; i++) {{"]
         row = [
-            "    const _Bool is_own = r0 + i * teams < r1;",
-            "    const int64_t r = is_own ? r0 + i * teams : r1 - 1;",
-            "    const _Bool is_first = is_own && is_first_lane;",
-            "    NAME_row *row = rows + i;",
+            "const _Bool is_own = r0 + i * teams < r1;",
+            "const int64_t r = is_own ? r0 + i * teams : r1 - 1;",
+            "const _Bool is_first = is_own && is_first_lane;",
+            "NAME_row *row = rows + i;",
         ]
-        return [
+        loads = [
+            "NAME_row0(a, s, row, r, is_first);",
+            *[self.values.pointer(v, row="r") for v, _ in self.of_rows],
+            *self.writer.places(placed, "const "),
+            *self.runs.get(of_row, is_wide=is_wide),
+        ]
+        computes = [
+            *self._computed(of_row, is_wide=is_wide),
+            "NAME_row1(a, s, row, r, is_first);",
+            "if (is_first) NAME_end(a, row, r);",
+            "(void)is_own;",
+        ]
+        text = [
             f"NAME_row rows[{self.rows}];",
             *self.runs.arrays([run for run, _ in placed], self.rows),
-            *loop,
-            *row,
-            "    NAME_row0(a, s, row, r, is_first);",
-            *indented([self.values.pointer(v, row="r") for v, _ in self.of_rows]),
-            *indented(self.writer.places(placed, "const ")),
-            *indented(self.runs.get(of_row, is_wide=is_wide)),
-            "}",
-            *loop,
-            *row,
-            *indented(self._computed(of_row, is_wide=is_wide)),
-            "    NAME_row1(a, s, row, r, is_first);",
-            "    if (is_first) NAME_end(a, row, r);",
-            "    (void)is_own;",
-            "}",
         ]
+        for step in (loads, computes):
+            loop = block(f"for (int32_t i = 0; i < {self.rows}; i++)", [*row, *step])
+            text += ["AF_UNROLL", *loop]
+        return text
 
     def _computed(self, of_row: list[ColumnRun], *, is_wide: bool) -> list[str]:
         """Return what is computed of row r, added up and stored."""
@@ -160,20 +161,14 @@ class StripWriter:
             # Of a row that is not there nothing is added.
             term = writer.term(v) if self.rows == 1 else f"is_own ? {writer.term(v)} : 0"
             added.append(f"{'p' if v in self.single else 't'}{v}[k] += {term};")
-        store = [writer.output_row(position) for position in phase.stores]
+        store = [values.output_row(position) for position in phase.stores]
         store += [*writer.places(stores), *self.runs.store(runs, is_wide=is_wide)]
         return [
             *values.prelude((*phase.body, *phase.column_sums)),
             *writer.random_bits(phase),
             *self.runs.arrays(runs),
-            "AF_UNROLL",
-            f"for (int32_t k = 0; k < {self.batch}; k++) {{",
-            "    const int64_t j = b + k * step;",
-            *indented(writer.computed(phase, [places[v] for v in phase.loads])),
-            *indented([*added, *writer.put_outputs(phase, runs)]),
-            "    (void)j;",
-            "}",
-            *(["if (is_own) {", *indented(store), "}"] if runs else []),
+            *writer.each_computed(phase, [places[v] for v in phase.loads], added, runs),
+            *(block("if (is_own)", store) if runs else []),
         ]
 
     def _joined(self) -> list[str]:
@@ -181,21 +176,21 @@ class StripWriter:
         size = f"team * {self.batch}"
         text = []
         for v in self.plan.column_sums:
-            c_type = self._total(v)
-            member = "d" if c_type == "double" else "i"
+            c_type, member = self._total(v), member_of(self.values.dtype(v))
+            column = [
+                f"const int32_t of = q / {self.batch}, k = q % {self.batch};",
+                f"const int64_t j = j0 + (way == {NARROW} ? of + k * team : q);",
+                f"{c_type} t = 0;",
+                "for (int32_t i = 0; i < teams_in_block; i++)",
+                f"    t += parts[i * {size} + q].{member};",
+                f"if (j < j1) ({self.values.partial_place(v, 'slot')})[j] = t;",
+            ]
             text += [
                 "AF_BARRIER();",
                 "AF_UNROLL",
                 f"for (int32_t k = 0; k < {self.batch}; k++)",
                 f"    parts[AF_THREAD * {self.batch} + k].{member} = t{v}[k];",
                 "AF_BARRIER();",
-                f"for (int32_t q = AF_THREAD; q < {size}; q += AF_NUM_THREADS) {{",
-                f"    const int32_t of = q / {self.batch}, k = q % {self.batch};",
-                f"    const int64_t j = j0 + (way == {NARROW} ? of + k * team : q);",
-                f"    {c_type} t = 0;",
-                "    for (int32_t i = 0; i < teams_in_block; i++)",
-                f"        t += parts[i * {size} + q].{member};",
-                f"    if (j < j1) ({self.values.partial_place(v, 'slot')})[j] = t;",
-                "}",
+                *block(f"for (int32_t q = AF_THREAD; q < {size}; q += AF_NUM_THREADS)", column),
             ]
         return text

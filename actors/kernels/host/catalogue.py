@@ -11,36 +11,41 @@ from __future__ import annotations
 import math
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from actors.kernels.common.host_memory import SHAPE_KERNELS
 from actors.kernels.common.kernel import (
     Attrs,
+    HostKernel,
+    HostPlan,
     Kernel,
     KernelNeeds,
-    KernelSpec,
-    Operand,
+    KernelPlan,
     Operands,
-    SelectableKernel,
     Workspace,
 )
-from actors.kernels.host.control import CondKernel, ScanKernel, WhileKernel
+from actors.kernels.host.control import control_kernels
 from actors.kernels.library import runtime
 from actors.kernels.library.runtime import CFunction
 from actors.kernels.native.attention import NATIVE_ATTENTION_KERNELS
 from actors.kernels.native.convolution import NATIVE_CONVOLUTION_KERNELS, NATIVE_POOLING_KERNELS
 from actors.kernels.native.embedding import EMBEDDING_UPDATE_KERNELS, NATIVE_EMBEDDING_KERNELS
-from actors.kernels.native.fused import FUSED_KERNELS, FUSED_PRODUCT_KERNELS
+from actors.kernels.native.fused import (
+    FUSED_KERNELS,
+    FUSED_PRODUCT_KERNELS,
+    functions_of_product,
+    functions_of_program,
+)
 from actors.kernels.native.matmul import NATIVE_MATMUL_KERNELS
 from actors.kernels.native.movement import MOVEMENT_KERNELS
 from actors.kernels.native.reduce import NATIVE_ALONG_KERNELS, NATIVE_REDUCE_KERNELS
-from actors.kernels.native.region import CHUNKED_KERNELS
+from actors.kernels.native.region import CHUNKED_KERNELS, functions_of_region
 from actors.kernels.reference.attention import ATTENTION_KERNELS
 from actors.kernels.reference.attention_grad import ATTENTION_GRAD_KERNELS
 from actors.kernels.reference.bfloat16 import upcast
@@ -53,10 +58,9 @@ from actors.kernels.reference.region import REGION_KERNELS
 from actors.machine.protocol import Array, Arrays, Launch
 from compiler.contract.errors import CompileError
 from compiler.contract.plan import Plan, sub_plans
-from compiler.contract.plan_tables import Launch as PlanLaunch
 from compiler.contract.types import DType
 
-_BY_FILES: tuple[tuple[tuple[str, ...], tuple[Kernel, ...]], ...] = (
+_BY_FILES: tuple[tuple[tuple[str, ...], tuple[HostKernel, ...]], ...] = (
     (("gemm.c",), NATIVE_MATMUL_KERNELS),
     (("gemm.c",), NATIVE_CONVOLUTION_KERNELS),
     ((), FUSED_KERNELS),
@@ -72,7 +76,7 @@ _BY_FILES: tuple[tuple[tuple[str, ...], tuple[Kernel, ...]], ...] = (
 )
 """Kernels, with the C files of `actors.kernels.native` that they call."""
 
-NATIVE_KERNELS: tuple[Kernel, ...] = tuple([k for _, kernels in _BY_FILES for k in kernels])
+NATIVE_KERNELS: tuple[HostKernel, ...] = tuple([k for _, kernels in _BY_FILES for k in kernels])
 
 FILES = {kernel.name: files for files, kernels in _BY_FILES for kernel in kernels}
 """The C files of a kernel, by its name in the plan."""
@@ -83,10 +87,10 @@ def is_refused(kernel: str) -> bool:
     return any([runtime.is_refused(file) for file in FILES.get(kernel, ())])
 
 
-GENERATION = 10
+GENERATION = 11
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
 
-NUMPY_KERNELS: tuple[Kernel, ...] = (
+NUMPY_KERNELS: tuple[HostKernel, ...] = (
     *REDUCE_KERNELS,
     *SHAPE_KERNELS,
     *MATMUL_KERNELS,
@@ -102,30 +106,28 @@ NUMPY_KERNELS: tuple[Kernel, ...] = (
 )
 
 
-def _all_binders() -> Mapping[str, Kernel]:
+def _all_binders() -> Mapping[str, HostKernel]:
     """Return what a body is bound with when it is bound: kernels are registered until then."""
     return kernels_by_name()
 
 
-HOST_KERNELS: tuple[Kernel, ...] = (
+HOST_KERNELS: tuple[HostKernel, ...] = (
     *NATIVE_KERNELS,
     *NUMPY_KERNELS,
     *upcast(NUMPY_KERNELS),
-    ScanKernel(_all_binders),
-    CondKernel(_all_binders),
-    WhileKernel(_all_binders),
+    *control_kernels(_all_binders),
 )
 
-_registered: list[Kernel] = []
+_registered: list[HostKernel] = []
+
+_defined: dict[str, tuple[type, str]] = {}
+"""Per registered name the class of the kernel, and the file that registered it."""
 
 _times: dict[str, int] = {}
 """How often each name was registered in this process: the next kernel of a name is another one."""
 
-_files: dict[str, tuple[str, ...]] = {}
-"""Per registered name the file that registered the kernel, and the one that defines its class."""
 
-
-def register(kernel: Kernel, where: str | None = None) -> None:
+def register(kernel: QueriedKernel, where: str | None = None) -> None:
     """Add a kernel, asked before ours, the latest first. Raises ValueError for a taken name.
 
     Ops with a program are fused, and meet no kernel of their own unless `af.kernel` adds it.
@@ -134,31 +136,34 @@ def register(kernel: Kernel, where: str | None = None) -> None:
     """
     holder = kernels_by_name().get(kernel.name)
     if holder is not None:
+        defined, _ = _defined.get(kernel.name, (None, ""))
+        origin = f"{defined.__module__}.{defined.__qualname__}" if defined else "one of ours"
         raise ValueError(
-            f"a kernel called {kernel.name!r} exists already ({type(holder).__module__}."
-            f"{type(holder).__qualname__}, for op {holder.op!r}); give {type(kernel).__qualname__}"
-            " another name"
+            f"a kernel called {kernel.name!r} exists already ({origin}, for op {holder.op!r}); give"
+            f" {type(kernel).__qualname__} another name"
         )
+    file = where or sys._getframe(1).f_code.co_filename
+    plan = partial(_plan_registered, kernel, file)
     # In front: the latest is asked first.
-    _registered.insert(0, kernel)
+    _registered.insert(0, Kernel(kernel.name, kernel.op, plan))
+    _defined[kernel.name] = type(kernel), file
     _times[kernel.name] = _times.get(kernel.name, 0) + 1
-    module = sys.modules.get(type(kernel).__module__)
-    defined = getattr(module, "__file__", None) or f"<{type(kernel).__module__}>"
-    _files[kernel.name] = (where or sys._getframe(1).f_code.co_filename, defined)
 
 
 def unregister(name: str) -> None:
     """Take back a registered kernel. Raises LookupError when there is none of that name."""
     for index, kernel in enumerate(_registered):
         if kernel.name == name:
-            del _registered[index], _files[name]
+            del _registered[index], _defined[name]
             return
     raise LookupError(f"no kernel called {name!r} was registered")
 
 
 def registered_files() -> tuple[str, ...]:
     """Return the files that decide what registered kernels do, sorted; `<...>` has no file."""
-    return tuple(sorted({file for files in _files.values() for file in files}))
+    modules = [defined.__module__ for defined, _ in _defined.values()]
+    files = [getattr(sys.modules.get(m), "__file__", None) or f"<{m}>" for m in modules]
+    return tuple(sorted({*files, *[file for _, file in _defined.values()]}))
 
 
 def identity() -> str:
@@ -166,12 +171,12 @@ def identity() -> str:
     return " ".join([f"{kernel.name}#{_times[kernel.name]}" for kernel in _registered])
 
 
-def registered(op: str) -> tuple[Kernel, ...]:
+def registered(op: str) -> tuple[HostKernel, ...]:
     """Return the kernels of an op that were registered, the latest first."""
     return tuple([kernel for kernel in _registered if kernel.op == op])
 
 
-def kernels_for(op: str) -> tuple[Kernel, ...]:
+def kernels_for(op: str) -> tuple[HostKernel, ...]:
     """Return the kernels of an op in order of preference."""
     return tuple([kernel for kernel in (*_registered, *HOST_KERNELS) if kernel.op == op])
 
@@ -187,35 +192,65 @@ def select_kernel(
     """
     candidates = (*kernels_for(op), *kernels_for(kernel_op))
     for kernel in candidates:
-        if kernel in _registered:
-            needs = query_registered(kernel, attrs, inputs, outputs)
-        else:
-            needs = None if is_refused(kernel.name) else kernel.query(attrs, inputs, outputs)
-        if needs is not None:
-            return kernel.name, needs
+        if is_refused(kernel.name) or not kernel.is_chosen(attrs, inputs, outputs):
+            continue
+        plan = kernel.plan(attrs, inputs, outputs)
+        if plan is not None:
+            return kernel.name, plan.needs
     call = f"{op}({_types(inputs)}) -> ({_types(outputs)})"
     if not candidates:
         raise LookupError(f"the host has no kernel for op {op!r}, called as {call}")
     names = ", ".join(kernel.name for kernel in candidates)
-    raise LookupError(f"no host kernel takes {call}; asked: {names}")
+    raise LookupError(f"no host kernel takes {call}; candidates: {names}")
 
 
-def query_registered(
-    kernel: Kernel, attrs: Attrs, inputs: Operands, outputs: Operands
-) -> KernelNeeds | None:
+class QueriedKernel(Protocol):
+    """A kernel from elsewhere, with a method for each of its two lives.
+
+    `query` is called when a program is compiled, and again when it is loaded, before `bind`.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name in the plan, unique on the host."""
+        ...
+
+    @property
+    def op(self) -> str:
+        """Name of the op computed."""
+        ...
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Return what this call needs, or None when this kernel does not take it."""
+        ...
+
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        """Return the launch on these arrays.
+
+        `workspace` is a dense vector of uint8, aligned to 64 bytes, of at least the bytes that
+        `query` named for the same types and layouts (None when it named 0).
+        """
+        ...
+
+
+def _plan_registered(
+    kernel: QueriedKernel, file: str, attrs: Attrs, inputs: Operands, outputs: Operands
+) -> HostPlan | None:
     """Ask a kernel from elsewhere. Raises CompileError where it fails or its needs are none."""
-    who = f"kernel {kernel.name!r} ({_files[kernel.name][0]}), asked for {kernel.op}, "
+    who = f"kernel {kernel.name!r} ({file}), asked for {kernel.op}, "
     try:
         needs = kernel.query(attrs, inputs, outputs)
     # The user's code: whatever it raises is told with the kernel's name and file.
     except Exception as error:
         raise CompileError(f"{who}failed: {type(error).__name__}: {error}") from error
-    if needs is not None and not _is_right(needs, len(inputs), len(outputs)):
+    if needs is None:
+        return None
+    if not _is_right(needs, len(inputs), len(outputs)):
         raise CompileError(
             f"{who}answered {needs!r:.160}, expected None or KernelNeeds with bytes of 0 or more,"
             " pairs (output, input) of the call, and a finite time"
         )
-    return needs
+    return KernelPlan(needs, partial(kernel.bind, attrs))
 
 
 def _is_right(needs: object, num_inputs: int, num_outputs: int) -> bool:
@@ -227,16 +262,16 @@ def _is_right(needs: object, num_inputs: int, num_outputs: int) -> bool:
 
 
 def needs_of(
-    kernel: KernelSpec, attrs: Attrs, inputs: Operands, outputs: Operands
+    kernel: Kernel[object], attrs: Attrs, inputs: Operands, outputs: Operands
 ) -> KernelNeeds | None:
     """Return the least that a kernel needs for a call of a plan; None where it cannot take it.
 
     The workspace is that of one thread: with more room, more threads take part.
     """
-    ask = kernel.needs if isinstance(kernel, SelectableKernel) else kernel.query
     # The plan may come from a machine with fewer threads and have no more room.
     with runtime.as_one_thread():
-        return None if is_refused(kernel.name) else ask(attrs, inputs, outputs)
+        plan = None if is_refused(kernel.name) else kernel.plan(attrs, inputs, outputs)
+    return None if plan is None else plan.needs
 
 
 def _types(operands: Operands) -> str:
@@ -246,7 +281,7 @@ def _types(operands: Operands) -> str:
     )
 
 
-def kernels_by_name() -> Mapping[str, Kernel]:
+def kernels_by_name() -> Mapping[str, HostKernel]:
     """Return every kernel by its name in the plan."""
     return {kernel.name: kernel for kernel in (*_registered, *HOST_KERNELS)}
 
@@ -271,17 +306,17 @@ def fingerprint() -> str:
 # this: its function is built then.
 
 
-@runtime_checkable
-class Generated(Protocol):
-    """What a kernel has besides (see `kernel.Kernel`) when it generates functions."""
+_FUNCTIONS: Mapping[str, Callable[[Attrs], tuple[CFunction, ...]]] = {
+    **{kernel.name: functions_of_program for kernel in (*FUSED_KERNELS, *EMBEDDING_UPDATE_KERNELS)},
+    **{kernel.name: functions_of_product for kernel in FUSED_PRODUCT_KERNELS},
+    **{kernel.name: functions_of_region for kernel in CHUNKED_KERNELS},
+}
+"""What kernels generate for the attributes of a call, by their names in the plan."""
 
-    def functions(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[CFunction, ...]:
-        """Return the functions that `bind` needs for a call which `query` takes."""
 
-
-def prepare_plan(plan: Plan, kernels: Mapping[str, object]) -> None:
+def prepare_plan(plan: Plan) -> None:
     """Build what the launches of a plan need. Raises CompilerError; see `runtime.prepare`."""
-    files, functions = files_of(plan), functions_of(plan, kernels)
+    files, functions = files_of(plan), functions_of(plan, kernels_by_name())
     runtime.build_ahead(files, functions)
     for file in files:
         runtime.load_file(file)
@@ -297,29 +332,14 @@ def files_of(plan: Plan) -> tuple[str, ...]:
 
 
 def functions_of(plan: Plan, kernels: Mapping[str, object]) -> tuple[CFunction, ...]:
-    """Return the generated functions of a plan, each once, in the order of first use."""
+    """Return what these kernels generate for a plan, each once, in the order of first use."""
     functions: dict[str, CFunction] = {}
     for part in (*[inner.plan for inner in sub_plans(plan)], plan):
-        for actor in part.actors:
-            for launch in actor.launches:
-                for function in _functions(part, launch, kernels):
+        for launch in [launch for actor in part.actors for launch in actor.launches]:
+            if launch.kernel in _FUNCTIONS and launch.kernel in kernels:
+                for function in _FUNCTIONS[launch.kernel](MappingProxyType(dict(launch.attrs))):
                     functions.setdefault(function.name, function)
     return tuple(functions.values())
-
-
-def _functions(
-    plan: Plan, launch: PlanLaunch, kernels: Mapping[str, object]
-) -> Iterator[CFunction]:
-    kernel = kernels.get(launch.kernel)
-    if isinstance(kernel, Generated):
-        attrs = MappingProxyType(dict(launch.attrs))
-        inputs, outputs = _operands(plan, launch.inputs), _operands(plan, launch.outputs)
-        yield from kernel.functions(attrs, inputs, outputs)
-
-
-def _operands(plan: Plan, views: tuple[int, ...]) -> Operands:
-    plan_views = [plan.views[index] for index in views]
-    return tuple([Operand(v.type, v.offset_bytes, v.strides_bytes) for v in plan_views])
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +407,7 @@ class PythonKernel:
             suspects = [i for i, word, mark in checks if word.size and (word == mark).all()]
             if not suspects:
                 return
-        raise self._unfilled(f"left its output {suspects[0] + 1} as it was")
+        raise self._unfilled(f"did not write its output {suspects[0] + 1}")
 
     def _unfilled(self, what: str) -> TypeError:
         code = self.function.__code__

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from types import MappingProxyType
 from typing import NamedTuple
@@ -21,12 +21,16 @@ from actors.kernels.common.gemm import gemm_of, views_of
 from actors.kernels.common.host_memory import address, view_on
 from actors.kernels.common.kernel import (
     Attrs,
+    HostKernel,
+    HostPlan,
     Kernel,
     KernelNeeds,
+    KernelPlan,
     Operand,
     Operands,
     Workspace,
-    plan_in,
+    refuse_unplanned,
+    require_plan,
     steps_of,
 )
 from actors.kernels.library import runtime
@@ -47,7 +51,7 @@ from compiler.contract.plan_tables import View
 
 _COPY_NS_PER_BYTE = 0.1
 
-Binders = Callable[[], Mapping[str, Kernel]]
+Binders = Callable[[], Mapping[str, HostKernel]]
 """Returns every kernel by its name in the plan, those of loops and branches among them."""
 
 
@@ -73,38 +77,35 @@ class _MovedWord(NamedTuple):
     step_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ScanKernel:
-    """Runs a sub-plan for every entry of an axis. It takes dense operands."""
+def _plan_scan(
+    binders: Binders, attrs: Attrs, inputs: Operands, outputs: Operands
+) -> HostPlan | None:
+    """Run a sub-plan for every entry of an axis, on dense operands, in the frame of the body.
 
-    binders: Binders
-    name: str = "host.scan"
-    op: str = "scan"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Ask for the frame of the body; a carry may lie where its first value lay.
-
-        A device is chosen before the body has a plan: then the answer is a guess.
-        """
-        body = attrs["body"]
-        moved_bytes = sum([operand.type.size_bytes for operand in (*inputs, *outputs)])
-        if not isinstance(body, SubPlan):
-            return KernelNeeds(duration_ns=_COPY_NS_PER_BYTE * moved_bytes)
-        if not all([x.is_dense for x in (*inputs, *outputs)]):
-            return None
-        return KernelNeeds(
-            workspace_bytes=frame_of(body.plan).size_bytes
-            + sum([product.size_bytes for product in held_products(body).values()]),
-            in_place=tuple([(i, i) for i in range(body.carries)]),
-            duration_ns=steps_of(attrs) * body.duration_ns + _COPY_NS_PER_BYTE * moved_bytes,
+    A carry may lie where its first value lay. A device is chosen before the body has a plan: then
+    the answer is a guess.
+    """
+    body = attrs["body"]
+    moved_bytes = sum([operand.type.size_bytes for operand in (*inputs, *outputs)])
+    if not isinstance(body, SubPlan):
+        return KernelPlan(
+            KernelNeeds(duration_ns=_COPY_NS_PER_BYTE * moved_bytes), refuse_unplanned
         )
+    if not all([x.is_dense for x in (*inputs, *outputs)]):
+        return None
+    products, num_steps = held_products(body), steps_of(attrs)
+    needs = KernelNeeds(
+        workspace_bytes=frame_of(body.plan).size_bytes
+        + sum([product.size_bytes for product in products.values()]),
+        in_place=tuple([(i, i) for i in range(body.carries)]),
+        duration_ns=num_steps * body.duration_ns + _COPY_NS_PER_BYTE * moved_bytes,
+    )
+    # Entries are read and written at their own places: a reversed scan only visits them
+    # backwards.
+    order = range(num_steps)[:: -1 if attrs["reverse"] else 1]
 
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the loop. Raises InternalError where the body is no plan."""
-        body = attrs["body"]
-        if not isinstance(body, SubPlan):
-            raise InternalError("a loop is bound without the plan of its body")
-        step = BoundStep(body, self.binders, inputs, outputs, workspace, held_products(body))
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        step = BoundStep(body, binders, inputs, outputs, workspace, products)
         firsts = list(zip(outputs[: body.carries], inputs[: body.carries], strict=True))
         # The memory plan may have put a carry over its first value: nothing to copy.
         firsts = [(new, old) for new, old in firsts if address(new) != address(old)]
@@ -117,11 +118,10 @@ class ScanKernel:
             _EntryCopy(f"out{i}", outputs[i], step.field(f"out{i}"), True)
             for i in range(body.carries, len(body.results))
         ]
-        # Entries are read and written at their own places: a reversed scan only visits them
-        # backwards.
-        order = range(steps_of(attrs))[:: -1 if attrs["reverse"] else 1]
         whole = _native_loop(step, firsts, moves, order)
         return whole or _loop(step, firsts, moves, order)
+
+    return KernelPlan(needs, bind)
 
 
 def held_products(body: SubPlan) -> dict[int, PrepackedGemm]:
@@ -224,12 +224,17 @@ class BoundStep:
 
     def _bound(self, launch: PlannedLaunch) -> Launch:
         workspace = None if launch.workspace is None else self._view(launch.workspace)
-        return self._binders()[launch.kernel].bind(
-            MappingProxyType(dict(launch.attrs)),
-            tuple([self._view(view) for view in launch.inputs]),
-            tuple([self._view(view) for view in launch.outputs]),
-            workspace,
-        )
+        inputs, outputs = launch.inputs, launch.outputs
+        kernel, attrs = self._binders()[launch.kernel], MappingProxyType(dict(launch.attrs))
+        plan = require_plan(kernel, attrs, *[self._operands(views) for views in (inputs, outputs)])
+        return plan.bind(self._arrays(inputs), self._arrays(outputs), workspace)
+
+    def _arrays(self, numbers: tuple[int, ...]) -> Arrays:
+        return tuple([self._view(number) for number in numbers])
+
+    def _operands(self, numbers: tuple[int, ...]) -> Operands:
+        views = [self._plan.views[number] for number in numbers]
+        return tuple([Operand(v.type, v.offset_bytes, v.strides_bytes) for v in views])
 
     def _view(self, index: int) -> Array:
         view: View = self._plan.views[index]
@@ -352,42 +357,40 @@ ASSUMED_STEPS = 16
 """How often a loop of unknown length is assumed to go round; only estimates depend on it."""
 
 
-def _needs(
-    attrs: Attrs, names: tuple[str, str], operands: Operands, times: int
-) -> KernelNeeds | None:
-    """Return what two bodies need that run one after the other, if at all."""
-    bodies = [body for name in names if isinstance(body := attrs[name], SubPlan)]
-    if len(bodies) != len(names):  # a device is chosen before there are plans
-        return KernelNeeds()
+Bodies = tuple[SubPlan, SubPlan]
+
+
+def _planned(
+    attrs: Attrs,
+    names: tuple[str, str],
+    operands: Operands,
+    times: int,
+    bind: Callable[[Bodies, Arrays, Arrays, Workspace], Launch],
+) -> HostPlan | None:
+    """Return the plan of two bodies that run one after the other, in the larger of their frames."""
+    first, second = [attrs[name] for name in names]
+    if not (isinstance(first, SubPlan) and isinstance(second, SubPlan)):
+        return KernelPlan(
+            KernelNeeds(), refuse_unplanned
+        )  # a device is chosen before there are plans
     if not all([x.is_dense for x in operands]):
         return None
-    return KernelNeeds(
+    bodies = (first, second)
+    needs = KernelNeeds(
         workspace_bytes=max([frame_of(body.plan).size_bytes for body in bodies]),
         duration_ns=times * sum([body.duration_ns for body in bodies]),
     )
+    return KernelPlan(needs, partial(bind, bodies))
 
 
-@dataclass(frozen=True, slots=True)
-class CondKernel:
-    """Runs one of two sub-plans. It takes dense operands."""
+def _plan_cond(
+    binders: Binders, attrs: Attrs, inputs: Operands, outputs: Operands
+) -> HostPlan | None:
+    """Run one of two sub-plans, on dense operands, in the larger of their frames."""
 
-    binders: Binders
-    name: str = "host.cond"
-    op: str = "cond"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Ask for the larger frame."""
-        return _needs(attrs, ("then", "otherwise"), (*inputs, *outputs), 1)
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the choice."""
-        flag, (then, otherwise) = (
-            inputs[0],
-            [
-                _whole(plan_in(attrs, name), self.binders, inputs, outputs, workspace)
-                for name in ("then", "otherwise")
-            ],
-        )
+    def bind(bodies: Bodies, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        then, otherwise = [_whole(body, binders, inputs, outputs, workspace) for body in bodies]
+        flag = inputs[0]
 
         def launch() -> None:
             if flag.item():
@@ -396,6 +399,8 @@ class CondKernel:
                 otherwise()
 
         return launch
+
+    return _planned(attrs, ("then", "otherwise"), (*inputs, *outputs), 1, bind)
 
 
 def _whole(
@@ -416,27 +421,21 @@ def _whole(
     return launch
 
 
-@dataclass(frozen=True, slots=True)
-class WhileKernel:
-    """Runs a sub-plan as long as another one says. It takes dense operands."""
+def _plan_while(
+    binders: Binders, attrs: Attrs, inputs: Operands, outputs: Operands
+) -> HostPlan | None:
+    """Run a sub-plan as long as another one says, on dense operands.
 
-    binders: Binders
-    name: str = "host.while"
-    op: str = "while"
+    It asks for the larger frame: the test keeps nothing while the body runs.
+    """
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Ask for the larger frame: the test keeps nothing while the body runs."""
-        return _needs(attrs, ("test", "body"), (*inputs, *outputs), ASSUMED_STEPS)
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the loop."""
-        plan = plan_in(attrs, "test")
-        test = BoundStep(plan, self.binders, inputs, outputs, workspace)
-        body = BoundStep(plan_in(attrs, "body"), self.binders, inputs, outputs, workspace)
-        flag = test.field(f"out{plan.carries}")
+    def bind(bodies: Bodies, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        test, body = [BoundStep(b, binders, inputs, outputs, workspace) for b in bodies]
+        carries = bodies[0].carries
+        flag = test.field(f"out{carries}")
         firsts = [
             (new, old)
-            for new, old in zip(outputs, inputs[: plan.carries], strict=True)
+            for new, old in zip(outputs, inputs[:carries], strict=True)
             if address(new) != address(old)
         ]
 
@@ -452,3 +451,11 @@ class WhileKernel:
                     call()
 
         return launch
+
+    return _planned(attrs, ("test", "body"), (*inputs, *outputs), ASSUMED_STEPS, bind)
+
+
+def control_kernels(binders: Binders) -> tuple[HostKernel, ...]:
+    """Return the kernels of this file, which bind bodies with the kernels of `binders`."""
+    plans = {"scan": _plan_scan, "cond": _plan_cond, "while": _plan_while}
+    return tuple([Kernel(f"host.{op}", op, partial(f, binders)) for op, f in plans.items()])

@@ -129,9 +129,7 @@ def gemm_launch(
         raise InternalError(f"{library.name} does not take the product {gemm.key} of a plan")
     needed, size = scratch.size_bytes(1), 0 if workspace is None else workspace.size
     if size < needed:
-        raise InternalError(
-            f"{library.name} needs {needed} bytes of workspace and was given {size}"
-        )
+        raise InternalError(f"{library.name} needs {needed} bytes of workspace and got {size}")
     workers = min(runtime.num_threads() if max_workers is None else max_workers, len(chunks))
     # Fewer workers rather than an error: the plan may have been made for fewer threads.
     while scratch.size_bytes(workers) > size:
@@ -203,7 +201,7 @@ class OpenBlas:
         """Tell the library to use one thread, for ours call it at once."""
         blas = openblas.numpy_openblas()
         if blas is None:
-            raise InternalError("a plan has kernels of OpenBLAS, which numpy does not carry here")
+            raise InternalError("a plan has kernels of OpenBLAS, which this build of numpy lacks")
         # Our pool calls it from several threads at once; its own threads would fight for the cores.
         openblas.use_one_thread()
         is_double = gemm.dtype is DType.FLOAT64

@@ -166,7 +166,7 @@ class Toolchain:
             why = f"{kept} is damaged"
         except OSError:
             return False
-        self.report(f"{why}: it is not loaded, but built anew")
+        self.report(f"{why}: it is not loaded, and built again")
         with contextlib.suppress(OSError):
             kept.unlink()
         return False

@@ -14,9 +14,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from actors.kernels.library.gemm_launch import (
 from actors.kernels.library.launch import NativeLaunch
 from actors.machine.errors import forkable_lock
 from actors.machine.protocol import Array
+from compiler.contract.codec import Bounds, Text
 from compiler.contract.types import DType
 
 BUDGET_NS = 20_000_000
@@ -65,6 +67,14 @@ class Options:
 
     folder: Path | None = None
     deterministic: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTable:
+    """The content of the file: the library of each product, by its key."""
+
+    epoch: Annotated[int, Bounds(0, 1 << 62)]
+    products: Mapping[Text, Text]
 
 
 @dataclass(slots=True)
@@ -294,12 +304,12 @@ def _file() -> Path | None:
 
 def _read(file: Path) -> tuple[int, dict[str, str]]:
     try:
-        fields = read_object(file)
-        return (0, {}) if fields is None else (fields["epoch"], fields["products"])
+        table = read_object(file, ProductTable)
+        return (0, {}) if table is None else (table.epoch, dict(table.products))
     except DamagedFile as error:
         if file not in _state.told:
             _state.told.add(file)
-            report_damage(file, error, "matrix products are measured anew")
+            report_damage(file, error, "matrix products are measured again")
         return 0, {}
 
 
@@ -323,6 +333,5 @@ def _keep() -> None:
     """Replace the file by the table; or do without."""
     if _state.file is None or _state.table is None:
         return
-    fields = {"epoch": _state.epoch, "products": _state.table}
     with contextlib.suppress(OSError):  # a folder that cannot be written costs a measurement
-        replace_object(_state.file, fields)
+        replace_object(_state.file, ProductTable(_state.epoch, _state.table))

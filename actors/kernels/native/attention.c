@@ -6,10 +6,11 @@
  * the strip has, which is scaled down where the row's maximum grew.
  *
  * Backward (same, appendix B): a chunk is a head, and a head keeps one thread busy. The
- * probabilities are exp(scale * score - lse), the gradient of the scaled scores is
+ * probabilities are exp(scale * score - lse - tail), the gradient of the scaled scores is
  * p * (dy vT - delta) with delta = sum(dy * y) of the row; the gradients of a block of keys are
  * complete when all strips of queries have passed over it, and those of the queries when all blocks
- * have. A head's sums run in one order, whoever computes it.
+ * have. A head's sums run in one order, whoever computes it, and those of a score in that of the
+ * forward pass: scores are the same to the bit.
  *
  * Everything is computed in float32. Where the processor multiplies pairs of bfloat16, operands of
  * that type stay as they are, and probabilities and the gradients of scores are rounded to it as
@@ -218,7 +219,7 @@ static void add_seen(float *total, const float *p, const float *values, int64_t 
     }
 }
 
-enum { Q, K, V, Y, LSE, MASK };
+enum { Q, K, V, Y, LSE, TAIL, MASK };
 
 static void forward_block(const af_word *w, const call *c, int64_t head, int64_t begin, int64_t end,
                           char *scratch) {
@@ -272,12 +273,14 @@ static void forward_block(const af_word *w, const call *c, int64_t head, int64_t
         }
     }
     for (int64_t i = 0; i < end - begin; i++) {
-        float sum = (float)sums[i], lse = sum == 0.0f ? NAN : largest[i] + af_logf(sum);
+        float sum = (float)sums[i], log_sum = sum == 0.0f ? NAN : af_logf(sum);
+        float lse = largest[i] + log_sum, tail = (largest[i] - lse) + log_sum;
         int is_blind = c->masked && sum == 0.0f;
-        if (is_blind) lse = -FLT_MAX;
+        if (is_blind) lse = -FLT_MAX, tail = 0.0f;
         store(total + i * out, out, w, c, Y, head, begin + i, 1, c->out,
               is_blind ? 0.0f : 1.0f / sum);
         *(float *)at(w, LSE, head, begin + i) = lse;
+        *(float *)at(w, TAIL, head, begin + i) = tail;
     }
 }
 
@@ -304,17 +307,17 @@ AF_EXPORT int32_t af_attention(void *arguments) {
     return 0;
 }
 
-enum { G_DY, G_Q, G_K, G_V, G_Y, G_LSE, G_DQ, G_DK, G_DV, G_MASK };
+enum { G_DY, G_Q, G_K, G_V, G_Y, G_LSE, G_TAIL, G_DQ, G_DK, G_DV, G_MASK };
 
 /* Probabilities from scores, and the gradient of the scaled scores from that of probabilities. */
 static void score_gradients(float *p, float *ds, int64_t seen, int64_t width, float lse,
-                            float delta, float scale) {
+                            float tail, float delta, float scale) {
     int64_t end = hide(p, seen, -INFINITY);
     hide(ds, seen, delta);
 #pragma omp simd
     for (int64_t j = 0; j < end; j++) {
-        p[j] = af_expf(p[j] * scale - lse);
-        ds[j] = p[j] * (ds[j] - delta);
+        p[j] = af_expf(p[j] * scale - lse - tail);
+        ds[j] = (p[j] == 1.0f ? 0.0f : p[j]) * (ds[j] - delta); /* see the op */
     }
     for (int64_t j = seen; j < width; j++) p[j] = ds[j] = 0.0f; /* also where delta is NaN */
 }
@@ -424,7 +427,8 @@ static void backward_strip(const af_word *w, const call *c, const backward *b, i
             draw(kept, own, c, head, i + r, first);
             drop(ds, kept, own);
         }
-        score_gradients(p, ds, own, n, *(const float *)at(w, G_LSE, head, i + r), b->delta[i + r],
+        score_gradients(p, ds, own, n, *(const float *)at(w, G_LSE, head, i + r),
+                        *(const float *)at(w, G_TAIL, head, i + r), b->delta[i + r],
                         c->masked ? 1.0f : c->scale);
         if (c->least) drop(p, kept, own);
     }

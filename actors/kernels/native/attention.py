@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,9 +18,9 @@ from actors.kernels.common.attention_blocks import BlockExtents, extents_of, wor
 from actors.kernels.common.host_memory import address
 from actors.kernels.common.kernel import (
     Attrs,
-    CWork,
-    KernelNeeds,
-    MatrixProduct,
+    HostPlan,
+    Kernel,
+    KernelPlan,
     Operand,
     Operands,
     Workspace,
@@ -55,83 +54,57 @@ _CHUNK_FLOPS = 4e6
 """What makes a chunk, 20 us and more, before chunks are made equal."""
 
 
-@dataclass(frozen=True, slots=True)
-class NativeAttention:
-    """`attention`: attrs scale, causal; with dropout p, key."""
+def _plan_attention(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `attention`: attrs scale, causal; with dropout p, key.
 
-    name: str = "c.attention"
-    op: str = "attention"
+    It takes float32 and bfloat16 in contiguous rows of up to 256; scratch is per thread.
+    """
+    e = extents_of(attrs, inputs)
+    if not takes(e, (*inputs[: 3 + e.is_masked], outputs[0]), outputs[1:]):
+        return None
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take float32 and bfloat16 in contiguous rows of up to 256; scratch is per thread."""
-        e = extents_of(attrs, inputs)
-        if not takes(e, (*inputs[: 3 + e.is_masked], outputs[0]), outputs[1]):
-            return None
-        scratch = runtime.num_threads() * forward_bytes(e)
-        work = replace(work_of(e, 2), in_c=partial(in_c, e, is_forward=True))
-        return cost.needs(inputs, outputs, work, scratch)
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the launch over heads and blocks of queries."""
-        e = extents_of(attrs, inputs)
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         operands = (*inputs[:3], *outputs)
         return launch(e, attrs, operands, inputs[3:], workspace, is_forward=True)
 
-
-@dataclass(frozen=True, slots=True)
-class NativeAttentionGrad:
-    """`attention_grad`: attrs scale, causal; with dropout p, key."""
-
-    name: str = "c.attention_grad"
-    op: str = "attention_grad"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take what the forward kernel takes.
-
-        dq, written when a head is done with, may lie over dy, q or y; dk and dv, written when a
-        block of keys is, over k or v.
-        """
-        e, lse = extents_of(attrs, inputs, 1), inputs[5]
-        masks = inputs[6 : 6 + e.is_masked]
-        if not takes(e, (*inputs[:5], *outputs, *masks), lse):
-            return None
-        pairs = [
-            (output, operand)
-            for output, readable in ((0, (4, 1, 0)), (1, (2, 3)), (2, (3, 2)))
-            for operand in readable
-            if (output, operand) in equal_operands(output, outputs, inputs)
-        ]
-        scratch = runtime.num_threads() * backward_bytes(e)
-        work = replace(work_of(e, 5), in_c=partial(in_c, e, is_forward=False))
-        return cost.needs(inputs, outputs, work, scratch, tuple(pairs))
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the launch over heads."""
-        e = extents_of(attrs, inputs, 1)
-        operands = (*inputs[:6], *outputs)
-        return launch(e, attrs, operands, inputs[6:], workspace, is_forward=False)
+    scratch_bytes = runtime.num_threads() * forward_bytes(e)
+    work = replace(work_of(e, 2), is_native=True)
+    return KernelPlan(cost.needs(inputs, outputs, work, scratch_bytes), bind)
 
 
-def in_c(e: BlockExtents, *, is_forward: bool) -> CWork:
-    """Return what C does, by the products of the scores alone: of whole strips and vectors."""
-    strips = [(row, min(row + _STRIP, e.rows)) for row in range(0, e.rows, _STRIP)]
-    scores = sum([(b - a) * _padded(e.visible(b - 1)) for a, b in strips])
-    count = e.heads * (2.0 if is_forward else 5.0)
-    keys = -(-scores // max(e.rows, 1))
-    products = (MatrixProduct(count, e.rows, keys, (e.width + e.out) // 2),)
-    block, group = _chunks(e, is_forward=is_forward)
-    parts = e.heads * (-(-e.rows // block) if is_forward else 1)
-    pieces = max(1, -(-parts // group))
-    if is_forward:
-        return CWork(forward=products, pieces=pieces)
-    return CWork(backward=products, pieces=pieces)
+def _plan_gradient(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `attention_grad`: attrs scale, causal; with dropout p, key.
+
+    It takes what the forward kernel takes.
+
+    dq, written when a head is done with, may lie over dy, q or y; dk and dv, written when a
+    block of keys is, over k or v.
+    """
+    e = extents_of(attrs, inputs, 1)
+    masks = inputs[7 : 7 + e.is_masked]
+    if not takes(e, (*inputs[:5], *outputs, *masks), inputs[5:7]):
+        return None
+    pairs = [
+        (output, operand)
+        for output, readable in ((0, (4, 1, 0)), (1, (2, 3)), (2, (3, 2)))
+        for operand in readable
+        if (output, operand) in equal_operands(output, outputs, inputs)
+    ]
+
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        operands = (*inputs[:7], *outputs)
+        return launch(e, attrs, operands, inputs[7:], workspace, is_forward=False)
+
+    scratch_bytes = runtime.num_threads() * backward_bytes(e)
+    work = replace(work_of(e, 5), is_native=True)
+    return KernelPlan(cost.needs(inputs, outputs, work, scratch_bytes, tuple(pairs)), bind)
 
 
-def takes(e: BlockExtents, operands: Sequence[Operand], lse: Operand) -> bool:
-    """Return whether the C kernels take operands with rows, and one number per query."""
+def takes(e: BlockExtents, operands: Sequence[Operand], statistics: Sequence[Operand]) -> bool:
+    """Return whether the C kernels take operands with rows, and those of a number per query."""
     return (
         runtime.is_enabled()
-        and lse.type.dtype is DType.FLOAT32
+        and all([x.type.dtype is DType.FLOAT32 for x in statistics])
         and operands[0].type.dtype in (DType.FLOAT32, DType.BFLOAT16)
         and all([x.type.dtype is operands[0].type.dtype for x in operands])
         and 0 < e.width <= LONGEST_ROW
@@ -154,7 +127,7 @@ def launch(
     *,
     is_forward: bool,
 ) -> Launch:
-    """Return the launch on operands in the order of the C function; lse is the one by row.
+    """Return the launch on operands in the order of the C function.
 
     `more`: the mask, and seed, step and first numbers, where there are any.
     """
@@ -247,4 +220,7 @@ def _bytes(pieces: Sequence[int]) -> int:
     return sum([-(-4 * count // 64) * 64 for count in pieces])
 
 
-NATIVE_ATTENTION_KERNELS = (NativeAttention(), NativeAttentionGrad())
+NATIVE_ATTENTION_KERNELS = (
+    Kernel("c.attention", "attention", _plan_attention),
+    Kernel("c.attention_grad", "attention_grad", _plan_gradient),
+)

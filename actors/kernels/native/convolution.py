@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,17 +21,19 @@ from actors.kernels.common.convolution_steps import POOLING_OPS, windows_of
 from actors.kernels.common.gemm import Chunk, ProductCall
 from actors.kernels.common.host_memory import address, meta_views
 from actors.kernels.common.kernel import (
-    NATIVE_CALLS,
     Attrs,
     BytePass,
-    CWork,
-    KernelNeeds,
+    HostPlan,
+    Kernel,
+    KernelPlan,
     MatrixProduct,
     Operand,
     Operands,
     Work,
     Workspace,
     integer,
+    item_weight,
+    native_work,
 )
 from actors.kernels.library import launch, onednn, runtime
 from actors.kernels.library.convolution_onednn import ARGUMENTS, PlainTensor, reorder_primitive
@@ -58,61 +61,54 @@ _NOTE_BYTES = 64
 """What is before all scratch that stays: whether the weights are there."""
 
 
-@dataclass(frozen=True, slots=True)
-class OnednnConvolution:
-    """`conv`, `conv_input_grad` or `conv_weight_grad` of several images.
+def _plan_convolution(
+    op: str, attrs: Attrs, inputs: Operands, outputs: Operands
+) -> HostPlan | None:
+    """Plan `conv`, `conv_input_grad` or `conv_weight_grad` of several images.
 
     In float32, and in bfloat16 where the processor multiplies that; sums are in float32.
+
+    It takes up to three axes of space.
     """
+    x, weight, y = planned = _roles(op, meta_views((*inputs, *outputs)))
+    cut = cut_of(op, attrs, planned) if runtime.is_enabled() else None
+    if cut is None:
+        return None
+    size = cut.scratch.size_bytes(min(runtime.num_threads(), len(cut.chunks)))
+    size += _NOTE_BYTES * cut.is_held
+    groups, columns = integer(attrs, "groups"), math.prod(y.shape[2:])
+    form = (len(weight) // groups, columns, math.prod(weight.shape[1:]))
+    product = MatrixProduct(len(x) * groups, *form)
+    passes = ((BytePass.STRIDED, float(cut.moved_bytes)),)
+    work = Work(_CALLS, passes=passes, products=(product,), is_native=True)
+    needs = cost.needs(inputs, outputs, work, size)
+    needs = replace(needs, prepacked_input=1) if cut.is_held else needs
 
-    op: str
-
-    @property
-    def name(self) -> str:
-        """Name in the plan."""
-        return f"onednn.{self.op}"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take up to three axes of space."""
-        x, weight, y = roles = _roles(self.op, meta_views((*inputs, *outputs)))
-        cut = cut_of(self.op, attrs, roles) if runtime.is_enabled() else None
-        if cut is None:
-            return None
-        size = cut.scratch.size_bytes(min(runtime.num_threads(), len(cut.chunks)))
-        size += _NOTE_BYTES * cut.is_held
-        groups, columns = integer(attrs, "groups"), math.prod(y.shape[2:])
-        form = (len(weight) // groups, columns, math.prod(weight.shape[1:]))
-        product = MatrixProduct(len(x) * groups, *form)
-        passes = ((BytePass.STRIDED, float(cut.moved_bytes)),)
-        in_c = partial(CWork, passes, products=(product,), pieces=len(cut.chunks))
-        work = Work(_CALLS, passes=passes, products=(product,), in_c=in_c)
-        needs = cost.needs(inputs, outputs, work, size)
-        return replace(needs, prepacked_input=1) if cut.is_held else needs
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the native launch."""
-        roles = _roles(self.op, (*inputs, *outputs))
-        cut = cut_of(self.op, attrs, roles)
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        roles = _roles(op, (*inputs, *outputs))
         note = 0
-        if cut is not None and cut.is_held and workspace is not None:
+        if cut.is_held and workspace is not None:
             # Zeroed when weights are written: then the next launch packs them again.
             note, workspace = address(workspace), workspace[_NOTE_BYTES:]
         size = 0 if workspace is None else workspace.size
-        if cut is None or cut.scratch.size_bytes(1) > size:
-            raise InternalError(f"{self.name} is bound to arrays or scratch that it does not take")
+        if cut.scratch.size_bytes(1) > size:
+            raise InternalError(f"onednn.{op} is bound to scratch of {size} bytes, too few")
         workers = min(len(cut.chunks), runtime.num_threads())
         # Fewer workers rather than an error: the plan may have been made for fewer threads.
         while cut.scratch.size_bytes(workers) > size:
             workers -= 1
         place = PackedPlace(workspace, cut.scratch, workers, None)
-        images, once = _tables(cut, place)
-        first, last = (images, once) if self.op == "conv_weight_grad" else (once, images)
+        moved = [address(x) - address(old) for x, old in zip(roles, planned, strict=True)]
+        images, once = _tables(cut, place, moved)
+        first, last = (images, once) if op == "conv_weight_grad" else (once, images)
         words, first_keep = first.table.words(first.chunks, place, 0)
         block = argument_block(words)
         before = ctypes.addressof(block) if first.chunks else 0
         words, keep = last.table.words(last.chunks, place, before, note)
         function = runtime.address_in("gemm.c", "af_gemm_onednn")
         return native_launch(function, words, (*keep, *first_keep, block, *roles), onednn.explain)
+
+    return KernelPlan(needs, bind)
 
 
 @dataclass(slots=True)
@@ -129,24 +125,30 @@ class _Calls:
             self.chunks.append(Chunk((ProductCall(0, 0, 0, 0, 0, 0),) * count, 0, 0))
 
 
-def _tables(found: ConvolutionCut, place: PackedPlace) -> tuple[_Calls, _Calls]:
-    """Return the calls on images, and those that are made once: before them, or after a sum."""
+def _tables(
+    found: ConvolutionCut, place: PackedPlace, moved: Sequence[int]
+) -> tuple[_Calls, _Calls]:
+    """Return the calls on images, and those that are made once: before them, or after a sum.
+
+    `moved`: how far behind their planned addresses x, weight and y lie, in bytes.
+    """
     images, once = _Calls(CallTable(place), []), _Calls(CallTable(place), [])
     is_sum, first, next_sum = found.op == "conv_weight_grad", found.first, place.shared
     at_weight = first_total = 0
     for number, chunk in enumerate(found.chunks):
         weight = chunk.roles[1]
+        x_at, plain_at, y_at = [address(a) + m for a, m in zip(chunk.roles, moved, strict=True)]
         there = chunk.images[0].calls.weight.there
         if found.shares_weight and not chunk.run:
-            at_weight = address(weight)
+            at_weight = plain_at
             if there is not None:
                 at_weight = place.shared + number // found.num_runs * kept_bytes(first.weight)
-                once.table.add(there, (SOURCE, address(weight)), (DESTINATION, at_weight))
+                once.table.add(there, (SOURCE, plain_at), (DESTINATION, at_weight))
         space = place.shared + found.shared_bytes + number * found.chunk_bytes
         packed_at = space + found.ends_bytes
         if not chunk.run:
             once.close()
-            first_total = address(weight)
+            first_total = plain_at
         total = first_total
         if is_sum and (chunk.run or found.is_narrow):
             total, next_sum = next_sum, next_sum + found.sum_bytes
@@ -157,13 +159,13 @@ def _tables(found: ConvolutionCut, place: PackedPlace) -> tuple[_Calls, _Calls]:
             first_total = total
         if found.is_narrow and chunk.run == found.num_runs - 1:
             rounding = _copied(wide_of(weight), plain_of(weight))
-            once.table.add(rounding, (SOURCE, first_total), (DESTINATION, address(weight)))
+            once.table.add(rounding, (SOURCE, first_total), (DESTINATION, plain_at))
         if not found.shares_weight:
             at_weight = packed_at if there is not None else total
             if there is not None and not is_sum:
-                images.table.add(there, (SOURCE, address(weight)), (DESTINATION, packed_at))
+                images.table.add(there, (SOURCE, plain_at), (DESTINATION, packed_at))
         for some in chunk.images:
-            _add_images(images.table, found, chunk, some, (space, at_weight, total))
+            _add_images(images.table, found, chunk, some, (x_at, y_at), (space, at_weight, total))
         images.close()
     once.close()
     return images, once
@@ -174,34 +176,35 @@ def _add_images(
     found: ConvolutionCut,
     chunk: SliceRun,
     some: SomeImages,
+    at: tuple[int, int],
     places: tuple[int, int, int],
 ) -> None:
     """Add the calls on some images: there, the primitive, and back.
 
-    `places`: of the chunk's scratch, of the weight as the library reads or makes it, and of what
-    the gradient is added to.
+    `at`: where x and y of the chunk begin. `places`: of the chunk's scratch, of the weight as the
+    library reads or makes it, and of what the gradient is added to.
     """
     space, at_weight, total = places
     is_sum = found.op == "conv_weight_grad"
-    at: list[int] = []
+    used_at: list[int] = []
     x, _, y = chunk.roles
-    ends = ((some.calls.x, x, space), (some.calls.y, y, space + found.x_bytes))
-    for side, (tensor, array, scratch) in enumerate(ends):
-        plain = address(array) + some.first * array.strides[0]
+    plains = [begin + some.first * a.strides[0] for begin, a in zip(at, (x, y), strict=True)]
+    ends = ((some.calls.x, plains[0], space), (some.calls.y, plains[1], space + found.x_bytes))
+    for side, (tensor, plain, scratch) in enumerate(ends):
         # Where the library reads or writes: the operand itself, or its form in scratch.
-        at.append(plain if tensor.there is None else scratch)
+        used_at.append(plain if tensor.there is None else scratch)
         is_read = is_sum or side == (found.op == "conv_input_grad")
         if tensor.there is not None and is_read:
             table.add(tensor.there, (SOURCE, plain), (DESTINATION, scratch))
-    arguments = zip(some.calls.arguments, (at[0], at_weight, at[1]), strict=True)
+    arguments = zip(some.calls.arguments, (used_at[0], at_weight, used_at[1]), strict=True)
     table.add(some.calls.main, *arguments)
     if is_sum:
         tensor, scratch, plain = some.calls.weight, at_weight, total
         # The first images of a run write the sum, those after them add to it.
         back = tensor.back if some is chunk.images[0] else tensor.adds
     else:
-        tensor, array, scratch = ends[found.op == "conv"]
-        plain, back = address(array) + some.first * array.strides[0], tensor.back
+        tensor, plain, scratch = ends[found.op == "conv"]
+        back = tensor.back
     if back is not None:
         table.add(back, (SOURCE, scratch), (DESTINATION, plain))
 
@@ -221,7 +224,9 @@ def _roles(op: str, operands: Arrays) -> Arrays:
     return (out, second, first) if op == "conv_input_grad" else (first, out, second)
 
 
-NATIVE_CONVOLUTION_KERNELS = tuple([OnednnConvolution(op) for op in ARGUMENTS])
+NATIVE_CONVOLUTION_KERNELS = tuple(
+    [Kernel(f"onednn.{op}", op, partial(_plan_convolution, op)) for op in ARGUMENTS]
+)
 
 
 # Pooling: the largest elements of windows, and the gradient (`pooling.c`).
@@ -234,42 +239,43 @@ _WIDE = 64
 _PASSES = 3
 """A byte takes as long here as in so many passes over dense tensors, about."""
 
+_ADJACENT_TAP_BYTES, _SCATTERED_TAP_BYTES = 80, 240
+"""What an element of a window takes, in bytes that additions of float32 go over: 20 additions where
+the lanes of a block lie side by side (0.2 ns), of wider types more; 60 where a table says how far
+apart they are (0.7 ns, most of it to gather them one by one)."""
 
-@dataclass(frozen=True, slots=True)
-class NativePooling:
-    """One of `POOLING_OPS`, on tensors that lie anyhow."""
 
-    op: str
+def _plan_pooling(op: str, attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan one of `POOLING_OPS`, on tensors that lie anyhow.
 
-    @property
-    def name(self) -> str:
-        """Name in the plan."""
-        return f"c.{self.op}"
+    It takes float32 and float64 of up to three axes of space.
+    """
+    operands, ways = (*inputs, *outputs), windows_of(attrs)
+    is_known = inputs[0].type.dtype in (DType.FLOAT32, DType.FLOAT64)
+    if not (runtime.is_enabled() and is_known and len(ways.kernel) <= _MOST_AXES):
+        return None
+    if not all([_is_within_reach(x) for x in operands]):
+        return None
+    x, y = meta_views((inputs[0], outputs[0]))
+    if op == "max_pool_grad":
+        x, y = y, x
+    is_adjacent = _are_adjacent(x, y.shape[-1], ways.strides[-1])
+    tap = _ADJACENT_TAP_BYTES * item_weight(x.itemsize) if is_adjacent else _SCATTERED_TAP_BYTES
+    moved_bytes = sum([o.type.size_bytes for o in operands])
+    work = native_work(
+        (BytePass.MOVE, float(moved_bytes)), (BytePass.ADD, math.prod(ways.kernel) * y.size * tap)
+    )
+    needs = cost.needs(inputs, outputs, work)
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take float32 and float64 of up to three axes of space."""
-        operands, kernel = (*inputs, *outputs), windows_of(attrs).kernel
-        is_known = inputs[0].type.dtype in (DType.FLOAT32, DType.FLOAT64)
-        if not (runtime.is_enabled() and is_known and len(kernel) <= _MOST_AXES):
-            return None
-        if not all([_is_within_reach(x) for x in operands]):
-            return None
-        windows = min([x.type.num_elements for x in operands])
-        size = float(math.prod(kernel) * windows * inputs[0].dtype.itemsize)
-        sort = (BytePass.PLAIN, size)
-        in_c = partial(CWork, (sort,), pieces=launch.num_chunks(_PASSES * size))
-        return cost.needs(inputs, outputs, Work(NATIVE_CALLS, passes=(sort,), in_c=in_c))
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return one launch."""
-        if self.op == "max_pool":
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        if op == "max_pool":
             (x,), (y, taps) = inputs, outputs
-        elif self.op == "max_pool_pick":
+        elif op == "max_pool_pick":
             (x, taps), (y,) = inputs, outputs
         else:
             (y, taps), (x,) = inputs, outputs
-        ways, kind = windows_of(attrs), _OPS[self.op]
-        if self.op == "max_pool_grad" and _are_tiles(ways, x.shape[2:], y.shape[2:]):
+        kind = _OPS[op]
+        if op == "max_pool_grad" and _are_tiles(ways, x.shape[2:], y.shape[2:]):
             # Each element of the gradient is written once: no fill with zeros and no addition.
             kind = _SPREAD
         is_last, group, at_once = _block(x, y.shape[-1])
@@ -286,6 +292,8 @@ class NativePooling:
         ]
         entry = runtime.address_in("pooling.c", "af_pool")
         return native_launch(entry, words, (inputs, outputs))
+
+    return KernelPlan(needs, bind)
 
 
 _OPS = {"max_pool": 0, "max_pool_grad": 1, "max_pool_pick": 2}
@@ -321,6 +329,14 @@ def _block(x: Array, windows: int) -> tuple[bool, int, int]:
     return is_last, min(channels, _MOST_LANES // at_once), at_once
 
 
+def _are_adjacent(x: Array, windows: int, stride: int) -> bool:
+    """Return whether the lanes of a block lie side by side in x, as `lay_out` in pooling.c asks."""
+    is_last, group, at_once = _block(x, windows)
+    lanes = [(group, x.strides[1]), (at_once, stride * x.strides[-1])]
+    (few, step), (many, far) = lanes if is_last else lanes[::-1]
+    return (few == 1 or step == x.itemsize) and (many == 1 or far == few * x.itemsize)
+
+
 def _steps(array: Array) -> tuple[int, ...]:
     image, channel, *spatial = [step // array.itemsize for step in array.strides]
     return (image, channel, *_three(tuple(spatial), 0))
@@ -331,4 +347,6 @@ def _three(numbers: tuple[int, ...], other: int) -> tuple[int, ...]:
     return (*[other] * (_MOST_AXES - len(numbers)), *numbers)
 
 
-NATIVE_POOLING_KERNELS = tuple([NativePooling(op) for op in POOLING_OPS])
+NATIVE_POOLING_KERNELS = tuple(
+    [Kernel(f"c.{op}", op, partial(_plan_pooling, op)) for op in POOLING_OPS]
+)

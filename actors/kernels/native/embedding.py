@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -18,24 +17,23 @@ from actors.kernels.common.host_memory import address
 from actors.kernels.common.kernel import (
     ALIGNMENT_BYTES,
     INDEX,
-    NATIVE_CALLS,
     Attrs,
     BytePass,
-    CWork,
-    KernelNeeds,
+    HostPlan,
+    Kernel,
+    KernelPlan,
     Operand,
     Operands,
     Piece,
-    Work,
     Workspace,
     axes_of,
     checked,
     integer,
+    native_work,
 )
 from actors.kernels.common.strides import MAX_OUTER, collapse_axes, columns_of
 from actors.kernels.library import launch, runtime
-from actors.kernels.library.launch import Explain, NativeLaunch, Word, native_launch
-from actors.kernels.library.runtime import CFunction
+from actors.kernels.library.launch import Explain, Word, native_launch
 from actors.kernels.native.emit import function_of
 from actors.kernels.native.fused import argument_words
 from actors.kernels.program import values as words
@@ -57,112 +55,90 @@ ROW_BYTES = 1024
 """What an access to a row anywhere in memory takes, as bytes of a stream: some 25 ns."""
 
 
-@dataclass(frozen=True, slots=True)
-class NativeEmbedding:
-    """`embedding`(weight [V, D], ids) -> ids.shape + (D,)."""
+def _plan_embedding(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `embedding`(weight [V, D], ids) -> ids.shape + (D,).
 
-    name: str = "c.embedding"
-    op: str = "embedding"
+    It takes a table with dense rows, and an output with dense rows that lie evenly.
+    """
+    (weight, ids), (out,) = inputs, outputs
+    if not (runtime.is_enabled() and has_dense_rows(weight) and is_id(ids)):
+        return None
+    step = row_step(out.shape, out.strides_bytes)
+    if not has_dense_rows(out) or step is None:
+        return None
+    size, num_ids = out.type.size_bytes, ids.type.num_elements
+    num_rows, row_bytes = weight.shape[0], weight.shape[1] * weight.dtype.itemsize
+    per_chunk = launch.units_per_chunk(num_ids, 2 * size + num_ids * ROW_BYTES)
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take a table with dense rows, and an output with dense rows that lie evenly."""
-        (weight, ids), (out,) = inputs, outputs
-        if not (runtime.is_enabled() and has_dense_rows(weight) and is_id(ids)):
-            return None
-        if not has_dense_rows(out) or row_step(out.shape, out.strides_bytes) is None:
-            return None
-        size = float(out.type.size_bytes)
-        in_c = partial(rows_in_c, BytePass.GATHER, size)
-        work = Work(NATIVE_CALLS, passes=((BytePass.GATHER, size),), unswept=(0,), in_c=in_c)
-        return cost.needs(inputs, outputs, work)
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return one launch."""
-        (weight, ids), (out,) = inputs, outputs
-        row_bytes = weight.shape[1] * weight.itemsize
-        moved_bytes = 2 * out.size * out.itemsize + ids.size * ROW_BYTES
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         arguments: list[Word] = [
-            *(address(weight), address(out)),
-            *ids_words(ids),
-            *(weight.shape[0], weight.strides[0], row_bytes),
-            row_step(out.shape, out.strides) or 0,
-            *(launch.units_per_chunk(ids.size, moved_bytes), runtime.num_threads()),
+            *(address(inputs[0]), address(outputs[0])),
+            *ids_words(inputs[1]),
+            *(num_rows, weight.strides_bytes[0], row_bytes, step),
+            *(per_chunk, runtime.num_threads()),
             0,  # whether an id was bad
         ]
         entry = runtime.address_in("embedding.c", "af_embedding")
-        return native_launch(
-            entry, arguments, (inputs, outputs), explain_ids(ids, weight.shape[0], axes_of(attrs))
-        )
+        explain = explain_ids(inputs[1], num_rows, axes_of(attrs))
+        return native_launch(entry, arguments, (inputs, outputs), explain)
+
+    work = native_work((BytePass.GATHER, float(size)), rows=num_ids, unswept=(0,))
+    return KernelPlan(cost.needs(inputs, outputs, work), bind)
 
 
-@dataclass(frozen=True, slots=True)
-class NativeEmbeddingGrad:
-    """`embedding_grad`(dy, ids) -> [rows, D]: row r is the sum of dy where ids is r; attrs rows."""
+def _plan_gradient(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `embedding_grad`(dy, ids) -> [rows, D]: row r is the sum of dy where ids is r.
 
-    name: str = "c.embedding_grad"
-    op: str = "embedding_grad"
+    It takes float32 and float64 with dense rows and a dense output; scratch holds the ids.
+    """
+    (dy, ids), (out,) = inputs, outputs
+    if not (runtime.is_enabled() and are_rows(dy) and out.is_dense and is_id(ids)):
+        return None
+    passes = (
+        (BytePass.GATHER, float(dy.type.size_bytes)),
+        (BytePass.SIMPLE, float(out.type.size_bytes)),
+    )
+    rows, columns, num_ids = integer(attrs, "rows"), dy.shape[-1], ids.type.num_elements
+    cut = _cut(rows, columns, num_ids, dy.dtype.itemsize)
+    pieces = _scatter_pieces(num_ids, rows)
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take float32 and float64 with dense rows and a dense output; scratch holds the ids."""
-        (dy, ids), (out,) = inputs, outputs
-        if not (runtime.is_enabled() and are_rows(dy) and out.is_dense and is_id(ids)):
-            return None
-        passes = (
-            (BytePass.GATHER, float(dy.type.size_bytes)),
-            (BytePass.SIMPLE, float(out.type.size_bytes)),
-        )
-        size = kernel.size_bytes(_scatter_pieces(ids.type.num_elements, integer(attrs, "rows")))
-        in_c = partial(rows_in_c, BytePass.SCATTER, float(dy.type.size_bytes))
-        return cost.needs(inputs, outputs, Work(NATIVE_CALLS, passes=passes, in_c=in_c), size)
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return one launch."""
-        (dy, ids), (out,) = inputs, outputs
-        rows, columns = integer(attrs, "rows"), dy.shape[-1]
-        cut = _cut(rows, columns, ids.size, dy.itemsize)
-        pieces = kernel.carve(workspace, _scatter_pieces(ids.size, rows))
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        scratch = kernel.carve(workspace, pieces)
         arguments: list[Word] = [
-            *(address(dy), address(out)),
-            *ids_words(ids),
-            *rows_words(dy),
-            *(rows, columns, int(dy.itemsize == 8)),
+            *(address(inputs[0]), address(outputs[0])),
+            *ids_words(inputs[1]),
+            *rows_words(inputs[0]),
+            *(rows, columns, int(dy.dtype.itemsize == 8)),
             *(cut.shift, cut.row_parts, cut.width, cut.column_parts, runtime.num_threads()),
-            *[address(piece) for piece in pieces],
+            *[address(piece) for piece in scratch],
         ]
         entry = runtime.address_in("embedding.c", "af_embedding_grad")
-        keep = (inputs, outputs, pieces)
-        return native_launch(entry, arguments, keep, explain_ids(ids, rows, axes_of(attrs)))
+        keep, explain = (inputs, outputs, scratch), explain_ids(inputs[1], rows, axes_of(attrs))
+        return native_launch(entry, arguments, keep, explain)
+
+    work = native_work(*passes, rows=num_ids)
+    return KernelPlan(cost.needs(inputs, outputs, work, kernel.size_bytes(pieces)), bind)
 
 
-@dataclass(frozen=True, slots=True)
-class NativeLastPlace:
-    """`last_place`(ids) -> [rows] int32: the last place of each id, or -1; attrs rows."""
+def _plan_last_place(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `last_place`(ids) -> [rows] int32: the last place of each id, or -1; attrs rows.
 
-    name: str = "c.last_place"
-    op: str = "last_place"
+    It takes ids that lie anyhow, and a dense output.
+    """
+    (ids,), (out,) = inputs, outputs
+    if not (runtime.is_enabled() and is_id(ids) and out.is_dense):
+        return None
+    size = float(ids.type.num_elements * out.dtype.itemsize)
+    passes = ((BytePass.SCATTER, size), (BytePass.SIMPLE, float(out.type.size_bytes)))
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take ids that lie anyhow, and a dense output."""
-        (ids,), (out,) = inputs, outputs
-        if not (runtime.is_enabled() and is_id(ids) and out.is_dense):
-            return None
-        size = float(ids.type.num_elements * out.dtype.itemsize)
-        in_c = partial(rows_in_c, BytePass.SCATTER, size)
-        passes = ((BytePass.SCATTER, size), (BytePass.SIMPLE, float(out.type.size_bytes)))
-        return cost.needs(inputs, outputs, Work(NATIVE_CALLS, passes=passes, in_c=in_c))
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return one launch."""
-        (ids,), (out,) = inputs, outputs
-        arguments: list[Word] = [address(out), *ids_words(ids), out.size]
-        explain = explain_ids(ids, out.size, axes_of(attrs))
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        rows = outputs[0].size
+        arguments: list[Word] = [address(outputs[0]), *ids_words(inputs[0]), rows]
+        explain = explain_ids(inputs[0], rows, axes_of(attrs))
         entry = runtime.address_in("embedding.c", "af_last_place")
         return native_launch(entry, arguments, (inputs, outputs), explain)
 
-
-def rows_in_c(sort: BytePass, size_bytes: float) -> CWork:
-    """Return what C does of rows that are taken or added by their numbers."""
-    return CWork(((sort, size_bytes),), pieces=launch.num_chunks(2 * size_bytes))
+    return KernelPlan(cost.needs(inputs, outputs, native_work(*passes)), bind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +218,11 @@ def explain_ids(ids: Array, num_rows: int, axes: tuple[int, ...] = ()) -> Explai
     return explain
 
 
-NATIVE_EMBEDDING_KERNELS = (NativeEmbedding(), NativeEmbeddingGrad(), NativeLastPlace())
+NATIVE_EMBEDDING_KERNELS = (
+    Kernel("c.embedding", "embedding", _plan_embedding),
+    Kernel("c.embedding_grad", "embedding_grad", _plan_gradient),
+    Kernel("c.last_place", "last_place", _plan_last_place),
+)
 
 
 # "c.embedding_update": C finds equal ids and adds up their rows of dy (`embedding.c`); for each row
@@ -254,76 +234,59 @@ _MOST_WORDS = 128
 """As MOST_WORDS in embedding.c."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingUpdateKernel:
-    """Table [V, D], dy, ids, and what else the update reads -> what it makes, in the rows of ids.
+def _plan_update(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan an update of the rows of a table: table [V, D], dy, ids, and what else it reads.
 
     Attrs are those of the fused kernel of the update. The outputs lie over the inputs: rows that no
     id names are not touched.
+
+    It takes float32 and float64, dense but for the rows of dy, and programs of one loop.
     """
+    (table, dy, ids, *rest), function = inputs, function_of(attrs)
+    if not runtime.is_enabled() or function is None or runtime.is_broken(function):
+        return None
+    operands = (table, *rest, *outputs)
+    if not (all([x.is_dense for x in operands]) and are_rows(dy) and is_id(ids)):
+        return None
+    scheduled = scheduled_program(attrs)
+    is_small = words.column_sum(scheduled.program, 0, 0) <= _MOST_WORDS
+    if not (_is_by_elements(scheduled) and is_small and table.type.dtype in FLOATS):
+        return None
+    num_ids, (rows, columns) = ids.type.num_elements, table.shape
+    pieces = functools.partial(_pieces, num_ids, columns, table.dtype)
+    moved_bytes = (2 + 2 * len(outputs)) * dy.type.size_bytes + num_ids * ROW_BYTES
+    per_chunk = launch.units_per_chunk(num_ids, moved_bytes)
 
-    name: str = "c.embedding_update"
-    op: str = "embedding_update"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take float32 and float64, dense but for the rows of dy, and programs of one loop."""
-        (table, dy, ids, *rest), function = inputs, function_of(attrs)
-        if not runtime.is_enabled() or function is None or runtime.is_broken(function):
-            return None
-        operands = (table, *rest, *outputs)
-        if not (all([x.is_dense for x in operands]) and are_rows(dy) and is_id(ids)):
-            return None
-        scheduled = scheduled_program(attrs)
-        is_small = words.column_sum(scheduled.program, 0, 0) <= _MOST_WORDS
-        if not (_is_by_elements(scheduled) and is_small and table.type.dtype in FLOATS):
-            return None
-        moved_bytes = (1.0 + 2 * len(outputs)) * dy.type.size_bytes
-        work = Work(
-            NATIVE_CALLS,
-            passes=((BytePass.GATHER, moved_bytes),),
-            in_c=partial(rows_in_c, BytePass.SCATTER, moved_bytes),
-            unswept=(0, *range(len(inputs), len(inputs) + len(outputs))),
-        )
-        pieces = _pieces(ids.type.num_elements, table.shape[1], table.dtype, runtime.num_threads())
-        over = (0, *range(3, 2 + len(outputs)))  # the table, and its states after dy and ids
-        return cost.needs(inputs, outputs, work, kernel.size_bytes(pieces), tuple(enumerate(over)))
-
-    def functions(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[CFunction, ...]:
-        """Return the one function of the program."""
-        function = function_of(attrs)
-        return () if function is None else (function,)
-
-    def bind(
-        self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace
-    ) -> NativeLaunch:
-        """Return the launch. Raises CompilerError when the compiler refuses the function."""
-        (table, dy, ids, *rest), function = inputs, function_of(attrs)
-        if function is None:
-            raise ValueError("there is no C for this update; `query` declines it")
-        scheduled, (rows, columns) = scheduled_program(attrs), table.shape
-        pieces = functools.partial(_pieces, ids.size, columns, table.dtype)
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        table, dy, ids, *rest = inputs
         workers = kernel.workers_for(pieces, workspace, runtime.num_threads())
         sums, *chains = kernel.carve(workspace, pieces(workers))
         arrays = (table, sums[:1], *rest, *outputs)
-        block, scratch = argument_words(
-            scheduled, _space(scheduled, rows, columns), rows, arrays, None
-        )
-        moved_bytes = (2 + 2 * len(outputs)) * dy.size * dy.itemsize + ids.size * ROW_BYTES
-        per_chunk = launch.units_per_chunk(ids.size, moved_bytes)
+        space = _space(scheduled, rows, columns)
+        block, scratch = argument_words(scheduled, space, rows, arrays, None)
         arguments: list[Word] = [
             *(address(dy), address(table)),
             *ids_words(ids),
             *rows_words(dy),
             *(rows, columns, int(dy.itemsize == 8)),
-            *(per_chunk, max(1, -(-ids.size // per_chunk)), workers),
+            *(per_chunk, max(1, -(-num_ids // per_chunk)), workers),
             *[address(piece) for piece in chains],
-            *(_num_slots(ids.size), 0),
+            *(_num_slots(num_ids), 0),
             *(runtime.address_of(function, "_rows"), ctypes.addressof(block), len(block)),
             *(words.operand(GRADIENT), address(sums), sums.shape[1] * sums.itemsize),
         ]
         entry = runtime.address_in("embedding.c", "af_embedding_update")
         keep = (inputs, outputs, sums, *chains, block, scratch)
         return native_launch(entry, arguments, keep, explain_ids(ids, rows))
+
+    work = native_work(
+        (BytePass.GATHER, (1.0 + 2 * len(outputs)) * dy.type.size_bytes),
+        rows=num_ids,
+        unswept=(0, *range(len(inputs), len(inputs) + len(outputs))),
+    )
+    over = (0, *range(3, 2 + len(outputs)))  # the table, and its states after dy and ids
+    size = kernel.size_bytes(pieces(runtime.num_threads()))
+    return KernelPlan(cost.needs(inputs, outputs, work, size, tuple(enumerate(over))), bind)
 
 
 def _is_by_elements(made: ScheduledProgram) -> bool:
@@ -357,4 +320,4 @@ def _num_slots(num_ids: int) -> int:
     return 1 << (2 * max(num_ids, 1) - 1).bit_length()
 
 
-EMBEDDING_UPDATE_KERNELS = (EmbeddingUpdateKernel(),)
+EMBEDDING_UPDATE_KERNELS = (Kernel("c.embedding_update", "embedding_update", _plan_update),)

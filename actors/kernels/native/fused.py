@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -20,17 +19,18 @@ from actors.kernels.common.host_memory import address
 from actors.kernels.common.kernel import (
     ALIGNMENT_BYTES,
     INDEX,
-    NATIVE_CALLS,
     Attrs,
     BytePass,
-    CWork,
-    KernelNeeds,
+    HostPlan,
+    Kernel,
+    KernelPlan,
     Operands,
     Piece,
     Work,
     Workspace,
     checked,
     integer,
+    native_work,
 )
 from actors.kernels.common.kernel import (
     region as region_of,
@@ -41,9 +41,9 @@ from actors.kernels.library.launch import NativeLaunch, argument_block, native_l
 from actors.kernels.library.runtime import CFunction
 from actors.kernels.native.emit import function_of
 from actors.kernels.native.loops import num_rows_at_once
-from actors.kernels.native.matmul import LIBRARIES, product_in_c, product_work
+from actors.kernels.native.matmul import LIBRARIES, product_work
 from actors.kernels.program import values as words
-from actors.kernels.program.phases import Chunks, duration_ns, held_dtype
+from actors.kernels.program.phases import Chunks, held_dtype, item_bytes, weight
 from actors.kernels.program.spaces import (
     LoopSpace,
     ScheduledProgram,
@@ -58,62 +58,38 @@ from actors.kernels.program.spaces import (
     split_skip,
 )
 from actors.machine.protocol import Array, Arrays
-from compiler.contract.errors import InternalError
-from compiler.contract.program import COLUMN_REDUCTIONS, ROW_REDUCTIONS, FusedProgram, Kind
+from compiler.contract.program import FusedProgram
 from compiler.contract.region import TiledLoop, TileStep, TileStepKind
 from compiler.contract.types import DType, TensorType
 
-_REFERENCE_NS_PER_BYTE = 0.025
 _WORD_BYTES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class FusedKernel:
-    """`fused`: attrs program, rows, columns; operands in the order of the program.
+def _plan_program(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `fused`: attrs program, rows, columns; operands in the order of the program.
 
     An update, whose outputs lie over inputs, may have one more input `skip` [] int64, and is left
     out where that is not 0.
+
+    It takes programs with C for every instruction, on evenly spaced rows of dense columns.
     """
+    if not runtime.is_enabled():
+        return None
+    scheduled, function = scheduled_program(attrs), function_of(attrs)
+    if function is None or runtime.is_broken(function):
+        return None
+    inputs = inputs[: len(scheduled.program.inputs)]
+    views = views_of((*inputs, *outputs))
+    rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
+    layouts = [(view.shape, view.strides) for view in views or ()]
+    space = space_of(scheduled.program, scheduled.schedule, rows, columns, tuple(layouts))
+    if views is None or space is None:
+        return None
 
-    name: str = "c.fused"
-    op: str = "fused"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take programs with C for every instruction, on evenly spaced rows of dense columns."""
-        if not runtime.is_enabled():
-            return None
-        scheduled, function = scheduled_program(attrs), function_of(attrs)
-        if function is None or runtime.is_broken(function):
-            return None
-        inputs = inputs[: len(scheduled.program.inputs)]
-        views = views_of((*inputs, *outputs))
-        space = None if views is None else _space(attrs, scheduled, views)
-        if views is None or space is None:
-            return None
-        size = kernel.size_bytes(pieces_of(scheduled, space, runtime.num_threads()))
-        work = program_work(scheduled.program, space)
-        pairs = in_place_pairs(scheduled.program, scheduled.schedule, integer(attrs, "rows"), views)
-        return cost.needs(inputs, outputs, work, size, pairs)
-
-    def functions(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[CFunction, ...]:
-        """Return the one function of the program."""
-        function = function_of(attrs)
-        return () if function is None else (function,)
-
-    def bind(
-        self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace
-    ) -> NativeLaunch:
-        """Return the launch. Raises CompilerError when the compiler refuses the function."""
-        scheduled, function = scheduled_program(attrs), function_of(attrs)
-        if function is None:
-            raise ValueError("there is no C for this program; `query` declines it")
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> NativeLaunch:
         inputs, skip = split_skip(scheduled.program, inputs)
         arrays = (*inputs, *outputs)
-        views = views_of(arrays)
-        space = None if views is None else _space(attrs, scheduled, views)
-        if space is None:
-            raise ValueError(f"operands of shapes {[x.shape for x in arrays]} are not in rows")
-        block, keep = argument_words(scheduled, space, integer(attrs, "rows"), arrays, workspace)
+        block, keep = argument_words(scheduled, space, rows, arrays, workspace)
         # 0 where there is no such input: C looks at the address first.
         block[words.SKIP], base = address(skip), ctypes.addressof(block)
         # With `skip` a loop cannot move the launch: its address is in a word of another sort.
@@ -126,11 +102,10 @@ class FusedKernel:
             tuple([base + _WORD_BYTES * word for word in first]),
         )
 
-
-def _space(attrs: Attrs, made: ScheduledProgram, views: tuple[MatrixView, ...]) -> LoopSpace | None:
-    rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
-    layouts = tuple([(view.shape, view.strides) for view in views])
-    return space_of(made.program, made.schedule, rows, columns, layouts)
+    size = kernel.size_bytes(pieces_of(scheduled, space, runtime.num_threads()))
+    pairs = in_place_pairs(scheduled.program, scheduled.schedule, rows, views)
+    work = program_work(scheduled.program, space)
+    return KernelPlan(cost.needs(inputs, outputs, work, size, pairs), bind)
 
 
 def pieces_of(made: ScheduledProgram, space: LoopSpace, num_workers: int) -> tuple[Piece, ...]:
@@ -166,47 +141,17 @@ def _sum_dtype(dtype: DType) -> np.dtype[np.generic]:
 
 
 def program_work(program: FusedProgram, space: LoopSpace) -> Work:
-    """Return the work of two threads, as bytes at the rate of a plain pass."""
-    # The planner's estimate is for two threads, whatever the machine has.
-    size = duration_ns(program, space.rows, space.columns) / 2 / _REFERENCE_NS_PER_BYTE
-    passes = ((BytePass.SIMPLE, float(int(size))),)
-    return Work(NATIVE_CALLS, 0.0, passes, in_c=partial(program_in_c, program, space))
-
-
-def program_in_c(program: FusedProgram, space: LoopSpace) -> CWork:
-    """Return what C does of a program: the bytes of its operands, and every instruction."""
-    elements, chunks = space.rows * space.columns, space.chunks
-    size = dict.fromkeys(BytePass, 0.0)
-    for value in (*range(len(program.inputs)), *program.outputs):
-        if program.kind_of(value) is Kind.FULL:
-            size[BytePass.SIMPLE] += elements * program.dtype_of(value).itemsize
-    for instruction in program.instructions:
-        is_sum = instruction.op in (*ROW_REDUCTIONS, *COLUMN_REDUCTIONS)
-        if is_sum or instruction.kind is Kind.FULL:
-            sort = BytePass.REDUCE if is_sum else C_SORTS.get(instruction.op, BytePass.PLAIN)
-            size[sort] += elements * _ITEM_BYTES
-    passes = tuple([(sort, count) for sort, count in size.items() if count])
-    reduces_rows = any([i.op in ROW_REDUCTIONS for i in program.instructions])
-    pieces = chunks.num_rows * max(1, chunks.num_columns)
-    return CWork(passes, pieces=pieces, reduces_rows=reduces_rows)
-
-
-C_SORTS = {
-    op: sort
-    for sort, ops in (
-        (BytePass.DIVIDE, ("div", "reciprocal")),
-        (BytePass.ROOT, ("sqrt", "rsqrt")),
-        (BytePass.EXP, ("exp", "log")),
-        (BytePass.TANH, ("tanh", "erf", "mod", "floordiv", "log2", "log10")),
-        (BytePass.POWER, ("pow", "sin", "cos", "erfc", "expm1", "log1p", "atan2")),
-        (BytePass.RANDOM, ("philox",)),
+    """Return the work of a program: a loop for each row, its operands, and its instructions."""
+    elements = float(space.rows * space.columns)
+    return native_work(
+        (BytePass.MOVE, elements * item_bytes(program)),
+        (BytePass.ADD, elements * _ADDITION_BYTES * weight(program)),
+        rows=space.rows - 1,  # the first is a part of the call
     )
-    for op in ops
-}
-"""Instructions that take longer than an addition, by the sort of their pass."""
 
-_ITEM_BYTES = 4
-"""Rates of instructions are those of float32."""
+
+_ADDITION_BYTES = 4
+"""Weights of instructions are those of float32."""
 
 
 def argument_words(
@@ -223,12 +168,9 @@ def argument_words(
     num_sums = len(made.schedule.column_sums)
     block = [0] * words.column_sum(program, len(made.schedule.buffers), num_sums)
     _fill_header(block, space, workers, scratch[0])
-    for position, array in enumerate(arrays):
-        block[words.operand(position)] = address(array)
-        block[words.operand(position, words.STRIDE)] = space.strides[position]
-        entry = program.inputs[position] if position < len(program.inputs) else None
-        block[words.operand(position, words.EVERY)] = entry.every if entry else 1
-        block[words.operand(position, words.COUNT)] = (entry.count if entry else 0) or rows
+    addresses = [address(array) for array in arrays]
+    operands = words.operand_words(program, addresses, space.strides, rows)
+    block[words.operand(0) : words.operand(len(arrays))] = operands
     for index, piece in enumerate(scratch[1 : 1 + num_sums]):
         place = words.column_sum(program, len(made.schedule.buffers), index)
         block[place : place + 2] = [address(piece), _padded(space.columns)]
@@ -258,7 +200,13 @@ def explain_index(program: FusedProgram, inputs: Arrays, status: int) -> str:
     raise IndexError("a label is out of its range")  # computed by the kernel, or overwritten by now
 
 
-FUSED_KERNELS = (FusedKernel(),)
+def functions_of_program(attrs: Attrs) -> tuple[CFunction, ...]:
+    """Return the one function of a program."""
+    function = function_of(attrs)
+    return () if function is None else (function,)
+
+
+FUSED_KERNELS = (Kernel("c.fused", "fused", _plan_program),)
 
 
 # A product and the program that reads it: a chunk works on its rows while cached. The product is
@@ -302,59 +250,23 @@ class _Call:
         return pieces_of(self.made, self.space, num_workers)
 
 
-@dataclass(frozen=True, slots=True)
-class FusedProductKernel:
-    """`region` of a product and a program, by one library that cuts products into whole rows."""
+def _plan_product(
+    library: Library, attrs: Attrs, inputs: Operands, outputs: Operands
+) -> HostPlan | None:
+    """Plan `region` of a product and a program, by one library that cuts products into whole rows.
 
-    library: Library
-    op: str = "region"
+    It takes the products that this library can compute, with C for the program.
+    """
+    call = _taken(library, attrs, inputs, outputs)
+    if call is None:
+        return None
+    program, product = program_work(call.made.program, call.space), product_work(call.gemm)
+    # The program finds the product's rows in cache.
+    work = replace(product, loops=program.loops, passes=program.passes)
+    size = kernel.size_bytes(call.pieces(runtime.num_threads()))
+    needs = cost.needs(inputs, outputs, work, size, call.pairs)
 
-    @property
-    def name(self) -> str:
-        """Name in the plan: "onednn.rows.fused_product"."""
-        return f"{self.library.name}.fused_product"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take the products that this library is chosen for, with C for the program."""
-        call = self._call(attrs, inputs, outputs)
-        if call is None:
-            return None
-        if tuning.library_for(call.gemm, LIBRARIES, whole_rows=True) != self.library.name:
-            return None
-        return self._needs(call, inputs, outputs)
-
-    def needs(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Return what a call needs whose product this library can compute."""
-        call = self._call(attrs, inputs, outputs)
-        return None if call is None else self._needs(call, inputs, outputs)
-
-    def _call(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> _Call | None:
-        if not runtime.is_enabled():
-            return None
-        call = _call_of(self.library, attrs, views_of((*inputs, *outputs)))
-        return None if call is None or runtime.is_broken(call.function) else call
-
-    def _needs(self, call: _Call, inputs: Operands, outputs: Operands) -> KernelNeeds:
-        program = program_work(call.made.program, call.space)
-        product = product_work(call.gemm, self.library)
-        work = replace(product, passes=program.passes, in_c=partial(_in_c, call, self.library))
-        size = kernel.size_bytes(call.pieces(runtime.num_threads()))
-        return cost.needs(inputs, outputs, work, size, call.pairs)
-
-    def functions(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[CFunction, ...]:
-        """Return the one function of the program."""
-        steps = _steps_of(region_of(attrs, "region"))
-        function = None if steps is None else _function(attrs, steps[1])
-        return () if function is None else (function,)
-
-    def bind(
-        self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace
-    ) -> NativeLaunch:
-        """Return the launch. Raises CompilerError when the compiler refuses the program."""
-        views = views_of((*inputs, *outputs))
-        call = _call_of(self.library, attrs, views)
-        if call is None:
-            raise InternalError(f"{self.name} is bound to arrays that it does not take: {views}")
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> NativeLaunch:
         workers = kernel.workers_for(call.pieces, workspace, runtime.num_threads())
         library_space, program_space, buffer = kernel.carve(workspace, call.pieces(workers))
         extents = (call.gemm.m, call.gemm.n)
@@ -370,7 +282,7 @@ class FusedProductKernel:
         rows, finish = [runtime.address_of(call.function, x) for x in ("_rows", "_finish")]
         epilogue = Epilogue(rows, ctypes.addressof(block), (block, scratch, arrays))
         operands = (values[first.reads[0]], values[first.reads[1]], product)
-        gemm = gemm_launch(self.library, call.gemm, operands, library_space, epilogue, workers)
+        gemm = gemm_launch(library, call.gemm, operands, library_space, epilogue, workers)
         return native_launch(
             runtime.address_in("fused_product.c", "af_fused_product"),
             [gemm.function, gemm.arguments, finish, ctypes.addressof(block), words.STATUS],
@@ -378,14 +290,17 @@ class FusedProductKernel:
             functools.partial(_explain, call.made.program, reads, block, gemm),
         )
 
+    return KernelPlan(needs, bind)
+
+
+def _taken(library: Library, attrs: Attrs, inputs: Operands, outputs: Operands) -> _Call | None:
+    if not runtime.is_enabled():
+        return None
+    call = _call_of(library, attrs, views_of((*inputs, *outputs)))
+    return None if call is None or runtime.is_broken(call.function) else call
+
 
 _ITEMS = {2: np.uint16, 4: np.float32, 8: np.float64}
-
-
-def _in_c(call: _Call, library: Library) -> CWork:
-    """Return what C does: the program finds the product's rows in cache, and opens no pool."""
-    product, program = product_in_c(call.gemm, library), program_in_c(call.made.program, call.space)
-    return replace(product.then(program), openings=product.openings, pieces=product.pieces)
 
 
 def _steps_of(region: TiledLoop) -> tuple[TileStep, TileStep] | None:
@@ -452,6 +367,28 @@ def _explain(
     return f"in the product, {gemm.error(status)}"
 
 
+def _is_fastest(library: Library, attrs: Attrs, inputs: Operands, outputs: Operands) -> bool:
+    call = _taken(library, attrs, inputs, outputs)
+    best = call and tuning.library_for(call.gemm, LIBRARIES, whole_rows=True)
+    return best == library.name
+
+
+def functions_of_product(attrs: Attrs) -> tuple[CFunction, ...]:
+    """Return the one function of the program behind a product."""
+    steps = _steps_of(region_of(attrs, "region"))
+    function = None if steps is None else _function(attrs, steps[1])
+    return () if function is None else (function,)
+
+
 FUSED_PRODUCT_KERNELS = tuple(
-    [FusedProductKernel(library) for library in LIBRARIES if library.cut.has_whole_rows]
+    [
+        Kernel(
+            f"{library.name}.fused_product",
+            "region",
+            functools.partial(_plan_product, library),
+            functools.partial(_is_fastest, library),
+        )
+        for library in LIBRARIES
+        if library.cut.has_whole_rows
+    ]
 )

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from actors.kernels.program import values as words
 from actors.kernels.program.phases import LoopPhase, operands_of, weight
-from actors.kernels.program.values import Values, indented, is_float, load, store, sum_type_of
+from actors.kernels.program.stages import block
+from actors.kernels.program.values import Values, store
 from compiler.contract.program import FusedProgram, Kind
 
 PHILOX_COLUMNS = 2048
@@ -63,28 +64,20 @@ class _LoopWriter:
         loop = self._by_stretches(begin, end) if self.sums else self._columns(begin, end)
         if random:
             bits = [line for v in random for line in self._random_bits(v)]
-            loop = [
-                f"for (int64_t b0 = j0; b0 < j1; b0 += {PHILOX_COLUMNS}) {{",
-                f"    const int64_t b1 = af_min(b0 + {PHILOX_COLUMNS}, j1);",
-                *indented([*bits, *loop]),
-                "}",
-            ]
+            last = f"const int64_t b1 = af_min(b0 + {PHILOX_COLUMNS}, j1);"
+            head = f"for (int64_t b0 = j0; b0 < j1; b0 += {PHILOX_COLUMNS})"
+            loop = block(head, [last, *bits, *loop])
         text = [*self._before(), *([] if self.is_empty else loop), *self._after()]
-        return [
-            f"static void NAME_{name}(const af_word *a, const NAME_scalars *s, NAME_row *row,",
-            "        int64_t r, int64_t j0, int64_t j1, int64_t worker, int64_t slot) {",
-            *indented(text),
-            "    (void)a, (void)s, (void)row, (void)r, (void)worker, (void)slot;",
-            "}",
-        ]
+        head = (
+            f"static void NAME_{name}(const af_word *a, const NAME_scalars *s, NAME_row *row,\n"
+            "        int64_t r, int64_t j0, int64_t j1, int64_t worker, int64_t slot)"
+        )
+        unused = "(void)a, (void)s, (void)row, (void)r, (void)worker, (void)slot;"
+        return block(head, [*text, unused])
 
     def _columns(self, begin: str, end: str) -> list[str]:
-        return [
-            self._pragma(),
-            f"for (int64_t j = {begin}; j < {end}; j++) {{",
-            *indented(self._body()),
-            "}",
-        ]
+        loop = f"for (int64_t j = {begin}; j < {end}; j++)"
+        return [self._pragma(), *block(loop, self._body())]
 
     def _by_stretches(self, begin: str, end: str) -> list[str]:
         """Return the loop over stretches, each of which ends with its sums."""
@@ -94,12 +87,9 @@ class _LoopWriter:
                 x = self._summed_at(v, suffix) or f"m{v}{suffix}"
                 c_type = self.values.type(v)
                 sums.append(f"t{v}{suffix} += af_stretch_{c_type}({x}, p1 - p0);")
-        return [
-            f"for (int64_t p0 = {begin}; p0 < {end}; p0 += {STRETCH}) {{",
-            f"    const int64_t p1 = af_min(p0 + {STRETCH}, {end});",
-            *indented([*self._columns("p0", "p1"), *sums]),
-            "}",
-        ]
+        last = f"const int64_t p1 = af_min(p0 + {STRETCH}, {end});"
+        head = f"for (int64_t p0 = {begin}; p0 < {end}; p0 += {STRETCH})"
+        return block(head, [last, *self._columns("p0", "p1"), *sums])
 
     def _is_float_sum(self, value: int) -> bool:
         return self.values.op(value) == "row_sum" and self.values.is_float(value)
@@ -123,42 +113,23 @@ class _LoopWriter:
 
     def _before(self) -> list[str]:
         values, phase = self.values, self.phase
-        text = []
+        text: list[str] = []
         for suffix, k in self.rows:
             needed = values.prelude((*phase.body, *self.ends), suffix, f"(row + {k})")
             text += [line for line in needed if line not in text]
-            text += self._pointers(suffix, f"(r + {k})")
+            text += values.pointers(phase, f"(r + {k})", suffix, has_columns=False)
+            for v in sorted({*phase.keeps, *phase.kept}):
+                offset = f" + {k} * a[{words.COLUMNS}].i" if suffix else ""
+                text.append(f"{values.type(v)} *k{v}{suffix} = {values.buffer(v)}{offset};")
             text += [line for v in phase.reductions for line in self._start(v, suffix)]
         text += [values.pointer(v) for v in phase.loads if values.kind(v) is Kind.COLUMN]
         return text + [values.partial(v, "slot") for v in phase.column_sums]
 
-    def _pointers(self, suffix: str, row: str) -> list[str]:
-        values, phase = self.values, self.phase
-        full = [v for v in phase.loads if values.kind(v) is Kind.FULL]
-        text = [values.pointer(v, suffix, row) for v in full]
-        for position in sorted({*phase.stores, *[place for _, place in phase.read_back]}):
-            storage = values.storage(values.program.outputs[position])
-            offset = f"{row} * {values.output_word(position, words.STRIDE)}.i"
-            text.append(f"{storage} *y{position}{suffix} = {values.output(position)} + {offset};")
-        for v in sorted({*phase.keeps, *phase.kept}):
-            offset = f" + {suffix[1:]} * a[{words.COLUMNS}].i" if suffix else ""
-            text.append(f"{values.type(v)} *k{v}{suffix} = {values.buffer(v)}{offset};")
-        return text
-
     def _start(self, value: int, suffix: str) -> list[str]:
-        dtype, op = self.values.dtype(value), self.values.op(value)
-        t = f"t{value}{suffix}"
-        c_type = self.values.type(value)
-        if op == "row_sum":
-            is_written = value in self.sums and self._summed_at(value, suffix) is None
-            buffer = [f"{c_type} m{value}{suffix}[{STRETCH}];"] if is_written else []
-            return [f"{sum_type_of(dtype)} {t} = 0;", *buffer]
-        if is_float(dtype):
-            sign = "-" if op == "row_max" else ""
-            return [f"{c_type} {t} = {sign}INFINITY;", f"int n{value}{suffix} = 0;"]
-        limits = dtype.value.upper()
-        lowest = "0" if limits.startswith("U") else f"{limits}_MIN"
-        return [f"{c_type} {t} = {lowest if op == 'row_max' else f'{limits}_MAX'};"]
+        text = [self.values.start_line(value, suffix)]
+        if value in self.sums and self._summed_at(value, suffix) is None:
+            text.append(f"{self.values.type(value)} m{value}{suffix}[{STRETCH}];")
+        return [*text, f"int n{value}{suffix} = 0;"] if self._has_flag(value) else text
 
     def _pragma(self) -> str:
         clauses = []
@@ -179,16 +150,13 @@ class _LoopWriter:
 
     def _random_bits(self, value: int) -> list[str]:
         """Return the bits of columns b0 .. b1 of a row: 8 elements per counter."""
-        instruction = self.values.instruction(value)
-        seed, step = [self.values.name(v) for v in instruction.operands[:2]]
-        key = int(instruction.constants[0]) % 2**64
-        first = self.values.first_number(value)
+        first, (step, seed, key) = self.values.first_number(value), self.values.random_key(value)
         return [
             f"uint64_t w{value}[{PHILOX_COLUMNS // 2 + 32}];",
             f"const int64_t e{value} = {first} + b0;",
             f"af_philox(w{value}, 1u + (uint64_t)(e{value} >> 3),",
-            f"    ((e{value} & 7) + b1 - b0 + 7) >> 3, (uint64_t){step}, (uint64_t){seed},",
-            f"    {key}ULL);",
+            f"    ((e{value} & 7) + b1 - b0 + 7) >> 3, {step}, {seed},",
+            f"    {key});",
             # Bits begin at a counter, a multiple of 8; shifted so that u[j] is that of column j.
             f"const af_bits32 *u{value} = (const af_bits32 *)w{value} + (e{value} & 7) - b0;",
         ]
@@ -201,8 +169,7 @@ class _LoopWriter:
             text += [line for line in self._loads(suffix) if line not in text]
         for suffix, _ in self.rows:
             for v in self.phase.body:
-                value = self.values.define(v, suffix)
-                line = f"const {self.values.type(v)} {self.values.name(v, suffix)} = {value};"
+                line = self.values.constant_line(v, self.values.define(v, suffix), suffix)
                 if line not in text:
                     text.append(line)
             text += [line for v in self.phase.reductions for line in self._reduce(v, suffix)]
@@ -216,18 +183,10 @@ class _LoopWriter:
         return text
 
     def _loads(self, suffix: str) -> list[str]:
-        values = self.values
-        places = [
-            (v, f"x{v}{suffix if values.kind(v) is Kind.FULL else ''}") for v in self.phase.loads
-        ]
-        places += [(v, f"y{position}{suffix}") for v, position in self.phase.read_back]
-        text = [
-            f"const {values.type(v)} {values.name(v, suffix)} ="
-            f" {load(values.dtype(v), f'{place}[j]')};"
-            for v, place in places
-        ]
-        lines = [f"const {values.type(v)} v{v}{suffix} = k{v}{suffix}[j];" for v in self.phase.kept]
-        return [*text, *lines]
+        values, phase = self.values, self.phase
+        reads = values.reads(phase, suffix)
+        kept = [values.constant_line(v, f"k{v}{suffix}[j]", suffix) for v in phase.kept]
+        return [*[values.loaded_line(v, f"{x}[j]", suffix) for v, x in reads], *kept]
 
     def _reduce(self, value: int, suffix: str) -> list[str]:
         x = self.values.name(operands_of(self.values.program, value)[0], suffix)

@@ -14,7 +14,7 @@ from functools import partial
 
 from actors.kernels.common import cost
 from actors.kernels.common.host_memory import (
-    SHAPE_KERNELS,
+    COPIES,
     CopiesOf,
     Copy,
     address,
@@ -22,15 +22,15 @@ from actors.kernels.common.host_memory import (
     written_over,
 )
 from actors.kernels.common.kernel import (
-    NATIVE_CALLS,
     Attrs,
     BytePass,
-    CWork,
-    KernelNeeds,
+    HostPlan,
+    Kernel,
+    KernelPlan,
     Operand,
     Operands,
-    Work,
     Workspace,
+    native_work,
 )
 from actors.kernels.common.strides import MAX_OUTER, Axis, columns_of, walk_arrays
 from actors.kernels.library import launch, runtime
@@ -41,37 +41,25 @@ _MAX_RANK = MAX_OUTER + 2
 _TILE = 64
 
 
-@dataclass(frozen=True, slots=True)
-class MoveKernel:
-    """An op that only moves elements, as copies in C."""
+def _plan_copies(
+    op: str, copies: CopiesOf, attrs: Attrs, inputs: Operands, outputs: Operands
+) -> HostPlan | None:
+    """Plan an op that only moves elements, as copies in C.
 
-    op: str
-    copies: CopiesOf
+    It takes operands of up to 8 axes.
+    """
+    if not (runtime.is_enabled() and all([_is_movable(x) for x in (*inputs, *outputs)])):
+        return None
+    if not can_copy(op, inputs, outputs):
+        return None
+    moved_bytes = float(sum([x.type.size_bytes for x in outputs]))
+    work = native_work((BytePass.SIMPLE, moved_bytes))
 
-    @property
-    def name(self) -> str:
-        """Name in the plan."""
-        return f"c.{self.op}"
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        return moving_launch(copies(inputs, outputs, attrs), (*inputs, *outputs))
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take operands of up to 8 axes."""
-        if not (runtime.is_enabled() and all([_is_movable(x) for x in (*inputs, *outputs)])):
-            return None
-        if not can_copy(self.op, inputs, outputs):
-            return None
-        moved_bytes = float(sum([x.type.size_bytes for x in outputs]))
-        in_c = partial(_moved_in_c, moved_bytes, all([x.is_dense for x in (*inputs, *outputs)]))
-        work = Work(NATIVE_CALLS, passes=((BytePass.SIMPLE, moved_bytes),), in_c=in_c)
-        return cost.needs(inputs, outputs, work, in_place=written_over(self.op))
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return one launch."""
-        return moving_launch(self.copies(inputs, outputs, attrs), (*inputs, *outputs))
-
-
-def _moved_in_c(moved_bytes: float, is_dense: bool) -> CWork:
-    sort = BytePass.SIMPLE if is_dense else BytePass.STRIDED
-    return CWork(((sort, 2 * moved_bytes),), pieces=launch.num_chunks(2 * moved_bytes))
+    needs = cost.needs(inputs, outputs, work, in_place=written_over(op))
+    return KernelPlan(needs, bind)
 
 
 def _is_movable(operand: Operand) -> bool:
@@ -142,4 +130,6 @@ def _part(target: Array, source: Array) -> _MovedPart:
     return _MovedPart(words, num_blocks)
 
 
-MOVEMENT_KERNELS = tuple([MoveKernel(kernel.op, kernel.copies) for kernel in SHAPE_KERNELS])
+MOVEMENT_KERNELS = tuple(
+    [Kernel(f"c.{op}", op, partial(_plan_copies, op, copies)) for op, copies in COPIES.items()]
+)

@@ -6,7 +6,6 @@ Fused kernels take what is reduced over the last axes or the first ones.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -14,24 +13,23 @@ import numpy as np
 from actors.kernels.common import cost, kernel
 from actors.kernels.common.host_memory import address
 from actors.kernels.common.kernel import (
-    NATIVE_CALLS,
     Attrs,
     BytePass,
-    CWork,
-    KernelNeeds,
+    HostPlan,
+    Kernel,
+    KernelPlan,
     Operand,
     Operands,
     Piece,
-    Work,
     Workspace,
     flag,
     integers,
+    native_work,
 )
 from actors.kernels.common.strides import MAX_OUTER, Axis, collapse_axes, columns_of
 from actors.kernels.library import launch, runtime
 from actors.kernels.library.launch import Word, native_launch
-from actors.machine.protocol import Array, Arrays, Launch
-from compiler.contract.errors import InternalError
+from actors.machine.protocol import Arrays, Launch
 from compiler.contract.types import DType
 
 _REDUCED_TYPES = (DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64)
@@ -43,59 +41,43 @@ _MAX_COLUMNS, _MIN_COLUMNS = 512, 64
 _ENOUGH_UNITS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class NativeReduce:
-    """`sum`, `mean` or `max`."""
+def _plan_reduce(op: str, attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `sum`, `mean` or `max`.
 
-    op: str
+    It takes the common types over neighbouring axes, with a dense output.
+    """
+    (x,), (out,) = inputs, outputs
+    if not (
+        runtime.is_enabled()
+        and x.type.dtype in _REDUCED_TYPES
+        and x.type.num_elements
+        and out.is_dense
+    ):
+        return None
+    if op == "mean" and not x.type.dtype.is_float:
+        return None
+    walk = _walked(attrs, x.shape, x.strides_bytes, x.dtype.itemsize)
+    if walk is None:
+        return None
+    outer, rows, columns = walk
+    num_columns = outer.extent * columns.extent // _ENOUGH_UNITS
+    block = max(_MIN_COLUMNS, min(_MAX_COLUMNS, num_columns))
+    units, size = outer.extent * -(-columns.extent // block), x.type.size_bytes
+    # As reduce.c numbers its functions: sums by type, then maxima by type.
+    form = _REDUCED_TYPES.index(x.type.dtype) + len(_REDUCED_TYPES) * (op == "max")
 
-    @property
-    def name(self) -> str:
-        """Name in the plan."""
-        return f"c.{self.op}"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take the common types over neighbouring axes, with a dense output."""
-        (x,), (out,) = inputs, outputs
-        if not (
-            runtime.is_enabled()
-            and x.type.dtype in _REDUCED_TYPES
-            and x.type.num_elements
-            and out.is_dense
-        ):
-            return None
-        if self.op == "mean" and not x.type.dtype.is_float:
-            return None
-        if _walked(attrs, x.shape, x.strides_bytes, x.dtype.itemsize) is None:
-            return None
-        size = float(x.type.size_bytes)
-        in_c = partial(_reduced_in_c, size)
-        work = Work(NATIVE_CALLS, passes=((BytePass.SIMPLE, size),), in_c=in_c)
-        return cost.needs(inputs, outputs, work)
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return one launch."""
-        (x,), (out,) = inputs, outputs
-        walk = _walked(attrs, x.shape, x.strides, x.itemsize)
-        if walk is None:
-            raise InternalError(f"{self.name} was bound to axes that it does not take")
-        outer, rows, columns = walk
-        num_columns = outer.extent * columns.extent // _ENOUGH_UNITS
-        block = max(_MIN_COLUMNS, min(_MAX_COLUMNS, num_columns))
-        units = outer.extent * -(-columns.extent // block)
-        # As reduce.c numbers its functions: sums by type, then maxima by type.
-        form = _REDUCED_TYPES.index(DType(x.dtype.name)) + len(_REDUCED_TYPES) * (self.op == "max")
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         words: list[Word] = [
-            *(address(x), address(out), rows.extent, columns.extent),
-            *(outer.steps[0], rows.steps[0], x.itemsize),
-            *(block, units, launch.units_per_chunk(units, x.nbytes), runtime.num_threads(), form),
-            float(rows.extent) if self.op == "mean" else 1.0,
+            *(address(inputs[0]), address(outputs[0]), rows.extent, columns.extent),
+            *(outer.steps[0], rows.steps[0], x.dtype.itemsize),
+            *(block, units, launch.units_per_chunk(units, size), runtime.num_threads(), form),
+            float(rows.extent) if op == "mean" else 1.0,
         ]
-        return native_launch(runtime.address_in("reduce.c", "af_reduce"), words, (x, out))
+        entry = runtime.address_in("reduce.c", "af_reduce")
+        return native_launch(entry, words, (inputs, outputs))
 
-
-def _reduced_in_c(size_bytes: float) -> CWork:
-    return CWork(((BytePass.REDUCE, size_bytes),), pieces=launch.num_chunks(size_bytes))
+    work = native_work((BytePass.SIMPLE, float(size)))
+    return KernelPlan(cost.needs(inputs, outputs, work), bind)
 
 
 def _walked(
@@ -121,7 +103,9 @@ def _walked(
     return outer, rows, columns
 
 
-NATIVE_REDUCE_KERNELS = tuple([NativeReduce(op) for op in ("sum", "mean", "max")])
+NATIVE_REDUCE_KERNELS = tuple(
+    [Kernel(f"c.{op}", op, partial(_plan_reduce, op)) for op in ("sum", "mean", "max")]
+)
 
 
 _ALONG_TYPES = ("float32", "float64", "int64")
@@ -137,81 +121,72 @@ def are_walked(x: Operand) -> bool:
     return x.type.dtype.value in _ALONG_TYPES and len(axes) <= MAX_OUTER
 
 
-def _rows(x: Array) -> list[Word]:
-    axes = collapse_axes(x.shape[:-1], (x.strides[:-1],), in_order=True)
-    return [address(x), x.strides[-1], *columns_of(axes, 1)]
+def _rows(x: Operand) -> list[Word]:
+    """Return how the rows of x lie; its address stands before that."""
+    axes = collapse_axes(x.shape[:-1], (x.strides_bytes[:-1],), in_order=True)
+    return [x.strides_bytes[-1], *columns_of(axes, 1)]
 
 
-def _in_c(sort: BytePass, size_bytes: float) -> CWork:
-    return CWork(((sort, size_bytes),), pieces=launch.num_chunks(size_bytes))
+def _plan_argsort(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `argsort`(x) -> places in ascending order, equal ones as they came; attrs descending.
 
+    It takes a dense output; scratch is two rows of keys and places for each thread.
+    """
+    (x,), (out,) = inputs, outputs
+    if not (runtime.is_enabled() and are_walked(x) and out.is_dense):
+        return None
+    pieces, size = partial(_sort_pieces, x.shape[-1]), out.type.size_bytes
+    rows = _num_rows(out)
+    form = _ALONG_TYPES.index(x.dtype.name), int(flag(attrs, "descending"))
 
-@dataclass(frozen=True, slots=True)
-class NativeArgsort:
-    """`argsort`(x) -> places in ascending order, equal ones as they came; attrs descending."""
-
-    name: str = "c.argsort"
-    op: str = "argsort"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take a dense output; scratch is two rows of keys and places for each thread."""
-        (x,), (out,) = inputs, outputs
-        if not (runtime.is_enabled() and are_walked(x) and out.is_dense):
-            return None
-        size = 4.0 * out.type.size_bytes
-        in_c = partial(_in_c, BytePass.GATHER, size)
-        work = Work(NATIVE_CALLS, passes=((BytePass.GATHER, size),), in_c=in_c)
-        pieces = _sort_pieces(x.shape[-1], runtime.num_threads())
-        return cost.needs(inputs, outputs, work, kernel.size_bytes(pieces))
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return one launch."""
-        (x,), (out,) = inputs, outputs
-        pieces = partial(_sort_pieces, x.shape[-1])
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         workers = kernel.workers_for(pieces, workspace, runtime.num_threads())
         (entries,) = kernel.carve(workspace, pieces(workers))
-        rows = math.prod(out.shape[:-1]) if out.size else 0
         words: list[Word] = [
-            *(*_rows(x), address(out)),
-            *(rows, x.shape[-1], _ALONG_TYPES.index(x.dtype.name), int(flag(attrs, "descending"))),
-            *(launch.units_per_chunk(rows, 8 * out.nbytes), workers, address(entries)),
+            *(address(inputs[0]), *_rows(x), address(outputs[0]), rows, x.shape[-1], *form),
+            *(launch.units_per_chunk(rows, 8 * size), workers, address(entries)),
         ]
         entry = runtime.address_in("along.c", "af_argsort")
         return native_launch(entry, words, (inputs, outputs, entries))
+
+    scratch_bytes = kernel.size_bytes(pieces(runtime.num_threads()))
+    work = native_work((BytePass.GATHER, 4.0 * size))
+    return KernelPlan(cost.needs(inputs, outputs, work, scratch_bytes), bind)
+
+
+def _num_rows(out: Operand) -> int:
+    return math.prod(out.shape[:-1]) if out.type.num_elements else 0
 
 
 def _sort_pieces(columns: int, workers: int) -> tuple[Piece, ...]:
     return (Piece((workers, 2, columns), _ENTRY),)
 
 
-@dataclass(frozen=True, slots=True)
-class NativeRecurrence:
-    """`recurrence`(a, b): y[i] = a[i] * y[i - 1] + b[i]; attrs reverse."""
+def _plan_recurrence(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `recurrence`(a, b): y[i] = a[i] * y[i - 1] + b[i]; attrs reverse.
 
-    name: str = "c.recurrence"
-    op: str = "recurrence"
+    It takes a dense output; no scratch.
+    """
+    (a, b), (out,) = inputs, outputs
+    if not (runtime.is_enabled() and are_walked(a) and are_walked(b) and out.is_dense):
+        return None
+    rows, size = _num_rows(out), out.type.size_bytes
+    form = _ALONG_TYPES.index(out.dtype.name), int(flag(attrs, "reverse"))
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take a dense output; no scratch."""
-        (out,) = outputs
-        if not (runtime.is_enabled() and all(map(are_walked, inputs)) and out.is_dense):
-            return None
-        size = float(out.type.size_bytes)
-        in_c = partial(_in_c, BytePass.REDUCE, 3 * size)
-        work = Work(NATIVE_CALLS, passes=((BytePass.REDUCE, size),), in_c=in_c)
-        return cost.needs(inputs, outputs, work)
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return one launch."""
-        (a, b), (out,) = inputs, outputs
-        rows = math.prod(out.shape[:-1]) if out.size else 0
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         words: list[Word] = [
-            *(*_rows(a), *_rows(b), address(out)),
-            *(rows, out.shape[-1], _ALONG_TYPES.index(out.dtype.name), int(flag(attrs, "reverse"))),
-            *(launch.units_per_chunk(rows, 8 * out.nbytes), runtime.num_threads()),
+            *(address(inputs[0]), *_rows(a), address(inputs[1]), *_rows(b)),
+            *(address(outputs[0]), rows, out.shape[-1], *form),
+            *(launch.units_per_chunk(rows, 8 * size), runtime.num_threads()),
         ]
         entry = runtime.address_in("along.c", "af_recurrence")
         return native_launch(entry, words, (inputs, outputs))
 
+    work = native_work((BytePass.REDUCE, float(size)))
+    return KernelPlan(cost.needs(inputs, outputs, work), bind)
 
-NATIVE_ALONG_KERNELS = (NativeArgsort(), NativeRecurrence())
+
+NATIVE_ALONG_KERNELS = (
+    Kernel("c.argsort", "argsort", _plan_argsort),
+    Kernel("c.recurrence", "recurrence", _plan_recurrence),
+)

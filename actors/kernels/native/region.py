@@ -13,14 +13,23 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from actors.kernels.common import cost, kernel
 from actors.kernels.common.gemm import Gemm, ThreadCut, gemm_of, views_of
 from actors.kernels.common.host_memory import address
-from actors.kernels.common.kernel import Attrs, CWork, KernelNeeds, Operands, Piece, Work, Workspace
+from actors.kernels.common.kernel import (
+    Attrs,
+    HostPlan,
+    Kernel,
+    KernelPlan,
+    Operands,
+    Piece,
+    Work,
+    Workspace,
+)
 from actors.kernels.common.kernel import region as region_of
 from actors.kernels.library import runtime
 from actors.kernels.library.gemm_launch import (
@@ -35,7 +44,6 @@ from actors.kernels.library.launch import NativeChain, NativeLaunch, native_laun
 from actors.kernels.library.runtime import CFunction
 from actors.kernels.native.emit import function_of
 from actors.kernels.native.fused import argument_words, explain_index, pieces_of, program_work
-from actors.kernels.native.matmul import product_in_c
 from actors.kernels.program import values as words
 from actors.kernels.program.phases import MAX_PIECES, Chunks
 from actors.kernels.program.spaces import (
@@ -62,62 +70,37 @@ does for all its rows at once (427 x 10,000 x 512: 290 GFLOP/s; in tiles 270).""
 _SUMMED = ("float32", "float64")
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkedKernel:
-    """`region`: those that are cut into chunks, their operands in order."""
+def _plan_region(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `region`: those that are cut into chunks, their operands in order.
 
-    name: str = "c.chunked"
-    op: str = "region"
+    It takes regions with C for every program and a library for every product.
+    """
+    region = region_of(attrs, "region")
+    check_once(region, tuple([x.type for x in inputs]))
+    if not runtime.is_enabled() or not region.chunk_rows or views_of((*inputs, *outputs)) is None:
+        return None
+    if not all([x.is_dense for x in outputs]):
+        return None
+    steps = _NativeSteps(RegionArrays.planned(region, meta_arrays(inputs), meta_arrays(outputs)))
+    if not steps.are_taken():
+        return None
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take regions with C for every program and a library for every product."""
-        region = region_of(attrs, "region")
-        check_once(region, tuple([x.type for x in inputs]))
-        if (
-            not runtime.is_enabled()
-            or not region.chunk_rows
-            or views_of((*inputs, *outputs)) is None
-        ):
-            return None
-        if not all([x.is_dense for x in outputs]):
-            return None
-        steps = _NativeSteps(
-            RegionArrays.planned(region, meta_arrays(inputs), meta_arrays(outputs))
-        )
-        if not steps.are_taken():
-            return None
-        size = kernel.size_bytes(steps.pieces(runtime.num_threads()))
-        return cost.needs(inputs, outputs, steps.work(), size)
-
-    def functions(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[CFunction, ...]:
-        """Return the functions of the programs."""
-        c_functions = [_function(step) for step in _programs(region_of(attrs, "region"))]
-        return tuple([function for function in c_functions if function is not None])
-
-    def bind(
-        self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace
-    ) -> NativeLaunch:
-        """Return the launch. Raises CompilerError when the compiler refuses a program."""
-        region = region_of(attrs, "region")
-        planned = _NativeSteps(RegionArrays.planned(region, inputs, outputs))
-        workers = kernel.workers_for(planned.pieces, workspace, runtime.num_threads())
-        library, program, *tiles = kernel.carve(workspace, planned.pieces(workers))
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> NativeLaunch:
+        workers = kernel.workers_for(steps.pieces, workspace, runtime.num_threads())
+        library, program, *tiles = kernel.carve(workspace, steps.pieces(workers))
         arrays = RegionArrays(region, inputs, outputs, tuple(tiles))
-        steps = _NativeSteps(arrays, workers, library, program)
-        launches = tuple(
-            [
-                steps.launch(step, first, last)
-                for first, last in region.chunks()
-                for step in region.steps
-            ]
-        )
-        chain = NativeChain(launches)
+        bound = _NativeSteps(arrays, workers, library, program)
+        launches = [bound.launch(s, *rows) for rows in region.chunks() for s in region.steps]
+        chain = NativeChain(tuple(launches))
         return NativeLaunch(
             runtime.chain_runner(),
             chain.address,
             (chain, inputs, outputs, workspace),
             functools.partial(_explain, chain),
         )
+
+    size = kernel.size_bytes(steps.pieces(runtime.num_threads()))
+    return KernelPlan(cost.needs(inputs, outputs, steps.work(), size), bind)
 
 
 class _NativeSteps:
@@ -167,23 +150,11 @@ class _NativeSteps:
 
     def work(self) -> Work:
         """Return the work of all chunks."""
-        work = replace(self.bound.products_work(), in_c=self._products_in_c)
+        work = replace(self.bound.products_work(), is_native=True)
         for step in _programs(self.region):
             space = self._space(step, self.region.chunk_rows)
             if space is not None:
                 work = work.then(program_work(made_of_step(step).program, space))
-        return work
-
-    def _products_in_c(self) -> CWork:
-        """Return what C does of the products, every chunk taken for one like the first."""
-        chunks, work = self.region.chunks(), CWork(openings=0)
-        for step in [step for step in self.region.steps if step.kind in PRODUCTS]:
-            gemm, _ = self._gemm(step, *chunks[0])
-            library = None if gemm is None else _library_for(gemm)
-            if gemm is not None and library is not None:
-                product_work = product_in_c(gemm, library)
-                for _ in chunks:
-                    work = work.then(product_work)
         return work
 
     def launch(self, step: TileStep, first: int, last: int) -> NativeLaunch:
@@ -277,4 +248,10 @@ def _explain(joined: NativeChain, status: int) -> str:
     return str(joined.launches[joined.running].error(status))
 
 
-CHUNKED_KERNELS = (ChunkedKernel(),)
+def functions_of_region(attrs: Attrs) -> tuple[CFunction, ...]:
+    """Return the functions of the programs of a region."""
+    c_functions = [_function(step) for step in _programs(region_of(attrs, "region"))]
+    return tuple([function for function in c_functions if function is not None])
+
+
+CHUNKED_KERNELS = (Kernel("c.chunked", "region", _plan_region),)

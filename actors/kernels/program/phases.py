@@ -321,16 +321,16 @@ class Chunks:
         return 1 if self.num_columns else max(1, self.num_rows)
 
 
-def duration_ns(program: FusedProgram, rows: int, columns: int) -> float:
-    """Return about how long one thread takes."""
+def item_bytes(program: FusedProgram) -> int:
+    """Return the bytes that an element of the space reads and writes."""
     values = (*range(len(program.inputs)), *program.outputs)
-    size = sum([program.dtype_of(v).itemsize for v in values if program.kind_of(v) is Kind.FULL])
-    return rows * columns * (size * _NS_PER_BYTE + weight(program) * _NS_PER_WEIGHT)
+    return sum([program.dtype_of(v).itemsize for v in values if program.kind_of(v) is Kind.FULL])
 
 
 def cut(program: FusedProgram, rows: int, columns: int, has_column_sums: bool) -> Chunks:
     """Return the pieces of a space."""
-    total_ns = duration_ns(program, rows, columns)
+    item_ns = item_bytes(program) * _NS_PER_BYTE + weight(program) * _NS_PER_WEIGHT
+    total_ns = rows * columns * item_ns
     if rows <= MAX_WIDE_ROWS and columns >= MIN_WIDE_COLUMNS and total_ns >= 2 * PIECE_NS:
         pieces = _count(total_ns / rows, MAX_PIECES)
         step = -(-columns // (pieces * _COLUMN_STEP)) * _COLUMN_STEP

@@ -144,7 +144,7 @@ class ScheduledProgram:
 
 def scheduled_program(attrs: Attrs) -> ScheduledProgram:
     """Return the program in the attributes of a launch, with its schedule."""
-    return _made(fused_program(attrs, "program"))
+    return scheduled(fused_program(attrs, "program"))
 
 
 def split_skip(program: FusedProgram, inputs: Arrays) -> tuple[Arrays, Array | None]:
@@ -154,7 +154,8 @@ def split_skip(program: FusedProgram, inputs: Arrays) -> tuple[Arrays, Array | N
 
 
 @functools.lru_cache(maxsize=4096)
-def _made(program: FusedProgram) -> ScheduledProgram:
+def scheduled(program: FusedProgram) -> ScheduledProgram:
+    """Return a program with its schedule on the host. Raises ProgramError."""
     check_program(program)  # text and scratch are made of it, and a launch may come from a file
     return ScheduledProgram(program, schedule(program))
 

@@ -1,4 +1,4 @@
-"""What the texts of a program in C and in CUDA share: arguments, expressions, names, and stages.
+"""What the texts of a program in C and in CUDA share: arguments, expressions, names and places.
 
 An argument block is a vector of 64-bit words, and the constants here number them. An instruction is
 an expression over names. `Values` gives the names and the places of elements in memory: v3 is value
@@ -10,9 +10,9 @@ reduction under way, m3 a stretch of the terms of a sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from actors.kernels.program.phases import Schedule, op_of, operands_of
+from actors.kernels.program.phases import LoopPhase, Schedule, op_of, operands_of
 from compiler.contract.program import FusedProgram, Instruction, Kind
 from compiler.contract.types import DType
 
@@ -58,6 +58,16 @@ def operand(position: int, word: int = POINTER) -> int:
     return _HEADER + _OPERAND * position + word
 
 
+def operand_words(
+    program: FusedProgram, addresses: Sequence[int], strides: Sequence[int], rows: int
+) -> list[int]:
+    """Return the words of all operands (inputs, then outputs) of a program of so many rows."""
+    repeats = [(entry.every, entry.count or rows) for entry in program.inputs]
+    repeats += [(1, rows)] * len(program.outputs)
+    operands = zip(addresses, strides, repeats, strict=True)
+    return [word for place, stride, repeat in operands for word in (place, stride, *repeat)]
+
+
 def buffer(program: FusedProgram, index: int) -> int:
     """Return the place of a row buffer's address; its elements per thread follow."""
     return operand(len(program.inputs) + len(program.outputs)) + _PAIR * index
@@ -87,36 +97,26 @@ _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": 
 _ARITHMETIC = {"add": "+", "sub": "-", "mul": "*"}
 _LOGIC = {"and": "&", "or": "|", "xor": "^"}
 
-_FLOAT_UNARY = {
-    "sqrt": ("sqrtf({0})", "sqrt({0})"),
+_MATH_H = "sqrt erfc log1p expm1 log2 log10 atan2 sin cos floor ceil"
+_FUNCTIONS = {
+    **{op: (f"{op}f", op) for op in _MATH_H.split()},
+    **{op: (f"af_{op}f", op) for op in ("exp", "log", "tanh", "erf")},
+    "round": ("rintf", "rint"),
+    "abs": ("fabsf", "fabs"),
+    "pow": ("af_powf", "af_pow"),
+    "mod": ("af_mod_float", "af_mod_double"),
+}
+_FLOAT_FORMS = {
     "rsqrt": ("1.0f / sqrtf({0})", "1.0 / sqrt({0})"),
     "reciprocal": ("af_reciprocalf({0})", "1.0 / {0}"),
-    "exp": ("af_expf({0})", "exp({0})"),
-    "log": ("af_logf({0})", "log({0})"),
-    "tanh": ("af_tanhf({0})", "tanh({0})"),
-    "erf": ("af_erff({0})", "erf({0})"),
-    "erfc": ("erfcf({0})", "erfc({0})"),
-    "log1p": ("log1pf({0})", "log1p({0})"),
-    "expm1": ("expm1f({0})", "expm1({0})"),
-    "log2": ("log2f({0})", "log2({0})"),
-    "log10": ("log10f({0})", "log10({0})"),
-    "atan2": ("atan2f({0}, {1})", "atan2({0}, {1})"),
-    "sin": ("sinf({0})", "sin({0})"),
-    "cos": ("cosf({0})", "cos({0})"),
-    "floor": ("floorf({0})", "floor({0})"),
-    "ceil": ("ceilf({0})", "ceil({0})"),
-    "round": ("rintf({0})", "rint({0})"),
-    "abs": ("fabsf({0})", "fabs({0})"),
     "neg": ("-{0}", "-{0}"),
     "div": ("{0} / {1}", "{0} / {1}"),
-    "pow": ("af_powf({0}, {1})", "af_pow({0}, {1})"),
-    "mod": ("af_mod_float({0}, {1})", "af_mod_double({0}, {1})"),
     "sign": (
         "{0} != {0} ? {0} : (float)(({0} > 0) - ({0} < 0))",
         "{0} != {0} ? {0} : (double)(({0} > 0) - ({0} < 0))",
     ),
 }
-"""Ops that floats have a form of their own for: of float and of double."""
+"""Ops of floats that are functions, and those with a form of their own: of float and of double."""
 
 
 def is_float(dtype: DType) -> bool:
@@ -145,6 +145,17 @@ def sum_type_of(dtype: DType) -> str:
     return "double" if is_float(dtype) else "int64_t"
 
 
+def partial_type_of(dtype: DType) -> str:
+    """Return the type in which reductions of pieces of a row are joined."""
+    # Compared as signed, the upper half of its range would be negative.
+    return "uint64_t" if dtype is DType.UINT64 else sum_type_of(dtype)
+
+
+def member_of(dtype: DType) -> str:
+    """Return the member of an af_word that a sum or a partial reduction of a dtype is."""
+    return "d" if is_float(dtype) else "i"
+
+
 def load(dtype: DType, place: str) -> str:
     """Return the value of an element in memory."""
     if dtype in _HALVES:
@@ -155,6 +166,19 @@ def load(dtype: DType, place: str) -> str:
 def store(dtype: DType, value: str) -> str:
     """Return what is put into memory for a value."""
     return f"af_to_{_HALVES[dtype]}({value})" if dtype in _HALVES else value
+
+
+def conversions(dtype: DType, wide: str) -> dict[str, str]:
+    """Return the definitions of a text for elements of a type: what FROM and TO mean for an x.
+
+    FROM(x) is the number of type `wide` that an element is, TO(x) the element that a number is.
+    """
+    c_type, is_same = type_of(dtype), is_float(dtype) and type_of(dtype) == wide
+    number = load(dtype, "x") if dtype in _HALVES else "(x)"
+    element = "(x)" if is_same else f"({c_type})(x)"
+    if dtype in _HALVES:
+        element = store(dtype, "x" if is_same else element)
+    return {"FROM(x)": number if is_same else f"({wide}){number}", "TO(x)": element}
 
 
 def rounded(dtype: DType, value: str) -> str:
@@ -215,8 +239,10 @@ def expression(
 def _float(op: str, names: tuple[str, ...], dtype: DType) -> str | None:
     if op in _ARITHMETIC:
         return f"{names[0]} {_ARITHMETIC[op]} {names[1]}"
-    forms = _FLOAT_UNARY.get(op)
-    return None if forms is None else forms[dtype.value == "float64"].format(*names)
+    is_double = dtype is DType.FLOAT64
+    if op in _FUNCTIONS:
+        return f"{_FUNCTIONS[op][is_double]}({', '.join(names)})"
+    return _FLOAT_FORMS[op][is_double].format(*names) if op in _FLOAT_FORMS else None
 
 
 def _integer(op: str, names: tuple[str, ...], dtype: DType) -> str | None:
@@ -350,6 +376,38 @@ class Values:
         is_output = value in self.program.outputs
         return rounded(instruction.dtype, f"({text})") if is_output else text
 
+    def constant_line(self, value: int, text: str, suffix: str = "") -> str:
+        """Return the definition of a value as what `text` computes."""
+        return f"const {self.type(value)} {self.name(value, suffix)} = {text};"
+
+    def loaded_line(self, value: int, place: str, suffix: str = "") -> str:
+        """Return the definition of a value that lies in memory at a place."""
+        return self.constant_line(value, load(self.dtype(value), place), suffix)
+
+    def total_type(self, value: int) -> str:
+        """Return the type of t, a reduction of a row under way."""
+        return sum_type_of(self.dtype(value)) if self.op(value) == "row_sum" else self.type(value)
+
+    def start_line(self, value: int, suffix: str = "") -> str:
+        """Return the definition of t, a reduction of a row of which nothing is known yet."""
+        op, limits = self.op(value), self.dtype(value).value.upper()
+        is_most = op == "row_max"
+        if op == "row_sum":
+            first = "0"
+        elif self.is_float(value):
+            first = "-INFINITY" if is_most else "INFINITY"
+        elif is_most:
+            first = "0" if limits.startswith("U") else f"{limits}_MIN"
+        else:
+            first = f"{limits}_MAX"
+        return f"{self.total_type(value)} t{value}{suffix} = {first};"
+
+    def random_key(self, value: int) -> tuple[str, str, str]:
+        """Return the step, the seed and the key of random bits, of 64 bits each."""
+        instruction = self.instruction(value)
+        seed, step = [f"(uint64_t){self.name(v)}" for v in instruction.operands[:2]]
+        return step, seed, f"{int(instruction.constants[0]) % 2**64}ULL"
+
     def first_number(self, value: int) -> str:
         """Return the number of the first element of row r among those that random bits are for."""
         rows, places = f"r * a[{COLUMNS}].i", self.instruction(value).operands[2:]
@@ -386,6 +444,28 @@ class Values:
             if self.kind(v) in places and self.constant(v) is None
         ]
 
+    def reads(self, phase: LoopPhase, suffix: str = "") -> list[tuple[int, str]]:
+        """Return the values that a phase has from operands, each with the name of its place."""
+        rows = {v: suffix if self.kind(v) is Kind.FULL else "" for v in phase.loads}
+        loads = [(v, f"x{v}{row}") for v, row in rows.items()]
+        return loads + [(v, f"y{position}{suffix}") for v, position in phase.read_back]
+
+    def pointers(
+        self, phase: LoopPhase, row: str = "r", suffix: str = "", *, has_columns: bool = True
+    ) -> list[str]:
+        """Return the definitions of x and y: where the operands have what a phase walks in a row.
+
+        Where COLUMN operands lie is left out without `has_columns`: it is the same for all rows.
+        """
+        full = [(v, self.kind(v) is Kind.FULL) for v in phase.loads]
+        text = [
+            self.pointer(v, suffix, row if is_full else "")
+            for v, is_full in full
+            if is_full or has_columns
+        ]
+        places = {*phase.stores, *[position for _, position in phase.read_back]}
+        return text + [self.output_row(position, row, suffix) for position in sorted(places)]
+
     def element(self, value: int, index: str) -> str:
         """Return an element of an input."""
         return load(self.dtype(value), f"({self._operand(value)})[{index}]")
@@ -420,6 +500,12 @@ class Values:
         """Return where an output begins, as a pointer to its elements."""
         return f"(({self.storage(self.program.outputs[position])} *){self.output_word(position)}.p)"
 
+    def output_row(self, position: int, row: str = "r", suffix: str = "") -> str:
+        """Return the definition of y: where a row of an output begins."""
+        storage = self.storage(self.program.outputs[position])
+        offset = f"{row} * {self.output_word(position, STRIDE)}.i"
+        return f"{storage} *y{position}{suffix} = {self.output(position)} + {offset};"
+
     def buffer(self, value: int) -> str:
         """Return the row buffer of a value, of this worker."""
         place, c_type = buffer(self.program, self._buffers[value]), self.type(value)
@@ -441,117 +527,3 @@ class Values:
 
     def _sum_word(self, value: int) -> int:
         return column_sum(self.program, len(self._buffers), self._sums[value])
-
-
-def indented(lines: list[str], depth: int = 1) -> list[str]:
-    """Return lines moved to the right; directives of the compiler stay at the margin."""
-    return [line if line.startswith("#") else "    " * depth + line for line in lines]
-
-
-# What is done once per launch, per row and per column. The lines are bodies of functions over `a`
-# (the argument block), `s` (SCALAR values) and `row` (ROW values); the target's emitter puts a
-# function around them.
-
-
-def outputs_of(values: Values, kind: Kind) -> list[tuple[int, int]]:
-    """Return (position, value) of the outputs of a kind."""
-    outputs = enumerate(values.program.outputs)
-    return [(position, v) for position, v in outputs if values.kind(v) is kind]
-
-
-def scalar_values(values: Values) -> list[int]:
-    """Return the SCALAR values that are no constants."""
-    entries = enumerate(values.program.inputs)
-    inputs = [v for v, entry in entries if entry.kind is Kind.SCALAR]
-    return [v for v in (*inputs, *values.plan.scalars) if values.constant(v) is None]
-
-
-def structs(values: Values) -> list[str]:
-    """Return the structs NAME_scalars and NAME_row."""
-    rows = [v for stage in values.plan.rows for v in stage]
-    rows += [v for phase in values.plan.phases for v in phase.reductions]
-    return [
-        *struct("scalars", [f"{values.type(v)} v{v};" for v in scalar_values(values)]),
-        *struct("row", [f"{values.type(v)} v{v};" for v in sorted(rows)]),
-    ]
-
-
-def struct(name: str, members: list[str]) -> list[str]:
-    """Return the struct NAME_`name`; no struct of C is empty."""
-    return ["typedef struct {", *indented(members or ["char none;"]), f"}} NAME_{name};"]
-
-
-def scalar_lines(values: Values) -> list[str]:
-    """Return what computes SCALAR values."""
-    text = []
-    for v in scalar_values(values):
-        value = values.element(v, "0") if values.is_input(v) else values.define(v)
-        text += [f"const {values.type(v)} v{v} = {value};", f"s->v{v} = v{v};"]
-    return text
-
-
-def row_lines(
-    values: Values, level: int, check: Callable[[int], list[str]], index: str = "const "
-) -> list[str]:
-    """Return what computes ROW values of a level, from reductions before it.
-
-    `check` returns what is done about an index; `index` is "" where that may change it.
-    """
-    plan, text = values.plan, []
-    for v in plan.phases[level - 1].reductions if level else ():
-        # An output that later phases read has the bits that memory will have, however it is kept.
-        stored = rounded(values.dtype(v), f"row->v{v}")
-        if v in values.program.outputs and stored != f"row->v{v}":
-            text.append(f"row->v{v} = {stored};")
-    text += values.prelude(plan.rows[level])
-    for v in plan.rows[level]:
-        code = values.element(v, values.own_row(v)) if values.is_input(v) else values.define(v)
-        is_index = values.op(v) == "check_index"
-        text.append(f"{index if is_index else 'const '}{values.type(v)} v{v} = {code};")
-        text += [*(check(v) if is_index else ()), f"row->v{v} = v{v};"]
-    return text
-
-
-def row_stores(values: Values) -> list[str]:
-    """Return what stores the ROW outputs of row r."""
-    text = []
-    for position, v in outputs_of(values, Kind.ROW):
-        place = f"r * {values.output_word(position, STRIDE)}.i"
-        value = store(values.dtype(v), f"row->v{v}")
-        text.append(f"{values.output(position)}[{place}] = {value};")
-    return text
-
-
-def scalar_stores(values: Values) -> list[str]:
-    """Return what stores the SCALAR outputs."""
-    text = []
-    for position, v in outputs_of(values, Kind.SCALAR):
-        is_plain = values.constant(v) is None
-        value = store(values.dtype(v), f"s->v{v}" if is_plain else values.name(v))
-        text.append(f"{values.output(position)}[0] = {value};")
-    return text
-
-
-def column_lines(values: Values, total: str) -> tuple[list[str], list[str]]:
-    """Return what COLUMN outputs need before a loop over columns, and its body for column j.
-
-    `total` is the sum over rows of a value: "c{v}[j]", say.
-    """
-    plan, columns = values.plan, outputs_of(values, Kind.COLUMN)
-    used = {v for value in plan.late for v in operands_of(values.program, value)}
-    used |= {v for _, v in columns}
-    inputs = [v for v in sorted(used) if values.is_input(v) and values.kind(v) is Kind.COLUMN]
-    before = values.prelude(plan.late)
-    body = []
-    for v in inputs:
-        before.append(values.pointer(v))
-        body.append(f"const {values.type(v)} v{v} = {load(values.dtype(v), f'x{v}[j]')};")
-    for v in plan.column_sums:
-        value = f"({values.type(v)}){total.format(v=v)}"
-        value = rounded(values.dtype(v), value) if v in values.program.outputs else value
-        body.append(f"const {values.type(v)} v{v} = {value};")
-    body += [f"const {values.type(v)} v{v} = {values.define(v)};" for v in plan.late]
-    for position, v in columns:
-        before.append(f"{values.storage(v)} *y{position} = {values.output(position)};")
-        body.append(f"y{position}[j] = {store(values.dtype(v), values.name(v))};")
-    return before, body

@@ -35,7 +35,9 @@ from actors.kernels.common.attention_blocks import (
 )
 from actors.kernels.common.kernel import (
     Attrs,
-    KernelNeeds,
+    HostPlan,
+    Kernel,
+    KernelPlan,
     Operands,
     Piece,
     Workspace,
@@ -144,26 +146,18 @@ SAFE_SUMS = (2.0**-48, 2.0**48)
 """Sums of exponentials between these need no maxima, unless values above 1e24 make inf of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionKernel:
-    """`attention`: attrs scale, causal; with dropout p, key."""
+def _plan_attention(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `attention`: attrs scale, causal; with dropout p, key.
 
-    name: str = "numpy.attention"
-    op: str = "attention"
+    It takes float32 and float64; scratch is a block, and the operands of a group of heads.
+    """
+    e, q = extents_of(attrs, inputs), inputs[0]
+    if not are_row_floats((*inputs[: 3 + e.is_masked], *outputs)):
+        return None
+    group, pieces = _layout(e, q.dtype)
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take float32 and float64; scratch is a block, and the operands of a group of heads."""
-        e, q = extents_of(attrs, inputs), inputs[0]
-        if not are_row_floats((*inputs[: 3 + e.is_masked], *outputs)):
-            return None
-        group, pieces = _layout(e, q.dtype)
-        work = block_work(e, group, 2, q.dtype.itemsize)
-        return cost.needs(inputs, outputs, work, kernel.size_bytes(pieces))
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the launch over groups of heads and strips of queries."""
-        e, q = extents_of(attrs, inputs), inputs[0]
-        group, pieces = _layout(e, q.dtype)
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        q = inputs[0]
         *fields, factors, line = kernel.carve(workspace, pieces)
         s, extras = _Scratch(*fields), AttentionExtras(e, attrs, inputs[3:], factors, line)
         calls: list[Launch] = [partial(s.ones.fill, 1), *fill_mask(s.mask, s.ramp)]
@@ -171,9 +165,12 @@ class AttentionKernel:
         blocks: dict[tuple[int, ...], Launch] = {}
         operands = (*inputs[:3], *outputs, *extras.masks(q.shape))
         for heads in cut(operands, q.ndim - 2, group):
-            calls += [extras.begin(heads[0].shape, heads[5:])]
-            calls += _group(extras, s, heads[:5], scale, blocks)
+            calls += [extras.begin(heads[0].shape, heads[6:])]
+            calls += _group(extras, s, heads[:6], scale, blocks)
         return in_sequence(calls)
+
+    work = block_work(e, group, 2, q.dtype.itemsize)
+    return KernelPlan(cost.needs(inputs, outputs, work, kernel.size_bytes(pieces)), bind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +198,7 @@ class _Scratch:
 
 def _layout(e: BlockExtents, dtype: np.dtype[np.generic]) -> tuple[int, tuple[Piece, ...]]:
     """Return the number of heads in a group, and the fields of `_Scratch`."""
-    strip, chunk = e.blocks_of(e.rows)
+    strip, chunk = e.blocks
     r, c = min(strip, e.rows), min(chunk, e.columns)
     per_head = (
         e.width * e.columns,
@@ -229,7 +226,7 @@ def _group(
     blocks: dict[tuple[int, ...], Launch],
 ) -> list[Launch]:
     """Return the launches of a group of heads; `blocks` keeps those that groups share."""
-    q, k, v, y, lse = heads
+    q, k, v, y, lse, tail = heads
     e = extras.extents
     keys = kernel.window(s.keys, (*k.shape[:-2], e.width, e.columns))
     panel = kernel.window(s.panel, (*q.shape[:-1], max(e.width, e.out)))
@@ -246,6 +243,9 @@ def _group(
         partial(np.copyto, y, out),
         partial(np.log, sums, out=sums),
         partial(np.add, sums, largest, out=lse),
+        # What the sum lacks, exact where the first part is the larger: as it is where that counts.
+        partial(np.subtract, largest, lse, out=tail),
+        partial(np.add, tail, sums, out=tail),
     ]
 
 
@@ -264,7 +264,6 @@ def _blocks(extras: AttentionExtras, s: _Scratch, operands: Arrays, results: Arr
         totals = products, sums[..., i], largest[..., i]
         calls += [
             _strip(extras, s, (q[..., i, :], keys, v), rows, chunks, totals),
-            *extras.floored(sums[..., i], float(np.finfo(sums.dtype.name).tiny)),
             partial(np.divide, products, sums[..., i, None], out=y[..., i, :]),
         ]
     return in_sequence(calls)
@@ -292,11 +291,7 @@ def _strip(
     for columns in chunks:
         j, is_first = as_slice(columns), columns.start == 0
         t = kernel.window(s.scores, (*sums.shape, len(columns)))
-        scores: list[Launch] = [
-            partial(np.matmul, q, keys[..., j], out=t),
-            *hide(e, rows, columns, t, s.mask),
-            *extras.masked(rows, columns, t),
-        ]
+        scores = score_calls(extras, (rows, columns), q, keys, s.mask, t)
         product = partial(np.matmul, t, v[..., j, :])
         by_rows = partial(_seen_product, e, rows, columns, t, v[..., j, :])
         exponentials: list[Launch] = [
@@ -329,7 +324,8 @@ def _strip(
     if products.size:
         is_finite = partial(_is_between, products, lowest, highest, -most, most)
     narrow: list[Launch] = [partial(np.copyto, sums, wide, casting="unsafe")] if is_cut else []
-    once, again = in_sequence((*plain, *narrow)), in_sequence((*maxima, *shifted, *narrow))
+    once = in_sequence((*plain, *narrow))
+    again = in_sequence((*maxima, *shifted, *narrow, *extras.floored(sums, 1.0)))
     row_by_row = in_sequence((*careful, *narrow))
 
     def launch() -> None:
@@ -344,6 +340,23 @@ def _strip(
                 row_by_row()
 
     return launch
+
+
+def score_calls(
+    extras: AttentionExtras,
+    block: tuple[range, range],
+    queries: Array,
+    keys: Array,
+    hidden: Array,
+    scores: Array,
+) -> list[Launch]:
+    """Return the calls that write the scores of a block, from its queries and all scaled keys."""
+    rows, columns = block
+    return [
+        partial(np.matmul, queries, keys[..., as_slice(columns)], out=scores),
+        *hide(extras.extents, rows, columns, scores, hidden),
+        *extras.masked(rows, columns, scores),
+    ]
 
 
 def _is_between(x: Array, lowest: Array, highest: Array, low: float, high: float) -> bool:
@@ -365,4 +378,4 @@ def _seen_product(
         np.matmul(t[..., i : i + 1, :num_seen], v[..., :num_seen, :], out=out[..., i : i + 1, :])
 
 
-ATTENTION_KERNELS = (AttentionKernel(),)
+ATTENTION_KERNELS = (Kernel("numpy.attention", "attention", _plan_attention),)

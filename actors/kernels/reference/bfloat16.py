@@ -9,7 +9,7 @@ A NaN keeps its sign and gets its quiet bit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,11 @@ from actors.kernels.common import cost
 from actors.kernels.common.kernel import (
     Attrs,
     BytePass,
+    HostKernel,
+    HostPlan,
     Kernel,
     KernelNeeds,
+    KernelPlan,
     Operand,
     Operands,
     Piece,
@@ -119,71 +122,62 @@ _FLOAT32, _BFLOAT16 = numpy_dtype(DType.FLOAT32), numpy_dtype(DType.BFLOAT16)
 _HALVES = tuple([numpy_dtype(half) for half in HALVES])
 
 
-@dataclass(frozen=True, slots=True)
-class WidenedKernel:
-    """A kernel, called on float32 copies of its 16-bit operands."""
+def _plan_widened(
+    inner: HostKernel, attrs: Attrs, inputs: Operands, outputs: Operands
+) -> HostPlan | None:
+    """Plan a call of a kernel on float32 copies of its 16-bit operands.
 
-    inner: Kernel
-
-    @property
-    def name(self) -> str:
-        """Name in the plan."""
-        return f"{self.inner.name}.upcast"
-
-    @property
-    def op(self) -> str:
-        """Name of the op computed."""
-        return self.inner.op
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take calls with 16-bit operands that the kernel takes in float32."""
-        operands = (*inputs, *outputs)
-        if not has_halves(operands) or any([x.type.dtype is DType.UINT16 for x in operands]):
-            return None  # to numpy bfloat16 is one with it
-        wide = [_widened(x) for x in operands]
-        count = len(inputs)
-        needs = self.inner.query(attrs, tuple(wide[:count]), tuple(wide[count:]))
-        if needs is None:
-            return None
-        casts = _casts(inputs, outputs)
-        return KernelNeeds(
-            size_bytes(_pieces(inputs, outputs)) + needs.workspace_bytes,
-            duration_ns=needs.duration_ns + cost.duration_ns(operands, casts, cost.REFERENCE),
-            work=None if needs.work is None else needs.work.then(casts),
-        )
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the casts up, the kernel's launch, and the casts down."""
-        pieces = _pieces(_operands(inputs), _operands(outputs))
-        copies = iter(carve(workspace, pieces))
-        calls: list[Launch] = []
-        wide_inputs: list[Array] = []
-        for x in inputs:
-            if _is_low(x):
-                copy = next(copies)
-                # With the dots: x[()] would be a number, and no view on one.
-                index: tuple[Any, ...] = (*[slice(n) for n in copy.shape], ...)
-                calls += _casts_up(x[index], copy)
-                wide_inputs.append(np.broadcast_to(copy, x.shape))
-            else:
-                wide_inputs.append(x)
-        wide_outputs = [next(copies) if _is_low(x) else x for x in outputs]
-        size, scratch = size_bytes(pieces), None
-        if workspace is not None and workspace.size > size:
-            scratch = workspace[size:]
-        calls.append(self.inner.bind(attrs, tuple(wide_inputs), tuple(wide_outputs), scratch))
-        rounding = tuple(copies)
-        for wide, out in zip(wide_outputs, outputs, strict=True):
-            if _is_low(out):
-                calls += _casts_down(wide, out, rounding)
-        return in_sequence(calls)
+    It takes calls with 16-bit operands that the kernel takes in float32.
+    """
+    operands = (*inputs, *outputs)
+    if not has_halves(operands) or any([x.type.dtype is DType.UINT16 for x in operands]):
+        return None  # to numpy bfloat16 is one with it
+    wide = tuple([_widened(x) for x in operands])
+    count = len(inputs)
+    plan = inner.plan(attrs, wide[:count], wide[count:])
+    if plan is None:
+        return None
+    casts, pieces, needs = _casts(inputs, outputs), _pieces(inputs, outputs), plan.needs
+    needs = KernelNeeds(
+        size_bytes(pieces) + needs.workspace_bytes,
+        duration_ns=needs.duration_ns + cost.duration_ns(operands, casts, cost.REFERENCE),
+        work=None if needs.work is None else needs.work.then(casts),
+    )
+    return KernelPlan(needs, partial(_bind_widened, plan, pieces))
 
 
-def upcast(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
-    """Yield the upcast form of every kernel whose launch needs no generated code."""
+def _bind_widened(
+    plan: HostPlan, pieces: tuple[Piece, ...], inputs: Arrays, outputs: Arrays, workspace: Workspace
+) -> Launch:
+    """Return the casts up, the launch of the plan in float32, and the casts down."""
+    copies = iter(carve(workspace, pieces))
+    calls: list[Launch] = []
+    wide_inputs: list[Array] = []
+    for x in inputs:
+        if _is_low(x):
+            copy = next(copies)
+            # With the dots: x[()] would be a number, and no view on one.
+            index: tuple[Any, ...] = (*[slice(n) for n in copy.shape], ...)
+            calls += _casts_up(x[index], copy)
+            wide_inputs.append(np.broadcast_to(copy, x.shape))
+        else:
+            wide_inputs.append(x)
+    wide_outputs = [next(copies) if _is_low(x) else x for x in outputs]
+    size, scratch = size_bytes(pieces), None
+    if workspace is not None and workspace.size > size:
+        scratch = workspace[size:]
+    calls.append(plan.bind(tuple(wide_inputs), tuple(wide_outputs), scratch))
+    rounding = tuple(copies)
+    for wide, out in zip(wide_outputs, outputs, strict=True):
+        if _is_low(out):
+            calls += _casts_down(wide, out, rounding)
+    return in_sequence(calls)
+
+
+def upcast(kernels: Iterable[HostKernel]) -> Iterator[HostKernel]:
+    """Yield the upcast form of every kernel."""
     for kernel in kernels:
-        if not hasattr(kernel, "functions"):
-            yield WidenedKernel(kernel)
+        yield Kernel(f"{kernel.name}.upcast", kernel.op, partial(_plan_widened, kernel))
 
 
 def _is_low(array: Array) -> bool:
@@ -200,13 +194,6 @@ def _casts_down(wide: Array, low: Array, rounding: Arrays) -> list[Launch]:
     if low.dtype == _BFLOAT16:
         return narrowing(wide, low, rounding)
     return [partial(np.copyto, low, wide, casting="same_kind")]
-
-
-def _operands(arrays: Arrays) -> Operands:
-    """Return arrays as `query` saw them; uint16 is bfloat16 here."""
-    dtypes = [DType.BFLOAT16 if x.dtype == _BFLOAT16 else DType(x.dtype.name) for x in arrays]
-    pairs = zip(arrays, dtypes, strict=True)
-    return tuple([Operand(TensorType(dtype, x.shape), 0, x.strides) for x, dtype in pairs])
 
 
 def _widened(x: Operand) -> Operand:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -30,7 +29,9 @@ from actors.kernels.common.kernel import (
     CALLS_PER_PRODUCT,
     Attrs,
     BytePass,
-    KernelNeeds,
+    HostPlan,
+    Kernel,
+    KernelPlan,
     MatrixProduct,
     Operands,
     Piece,
@@ -47,32 +48,26 @@ CHUNK_BYTES = 4 << 20
 """Columns that are in the caches when they are multiplied."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConvolutionKernel:
-    """`conv`, `conv_input_grad` or `conv_weight_grad`."""
+def _plan_convolution(
+    op: str, attrs: Attrs, inputs: Operands, outputs: Operands
+) -> HostPlan | None:
+    """Plan `conv`, `conv_input_grad` or `conv_weight_grad`.
 
-    op: str
+    It takes float32 and float64; scratch is a chunk of columns, and what is padded.
+    """
+    if has_halves((*inputs, *outputs)) or not outputs[0].type.dtype.is_float:
+        return None
+    room, steps = asked(op, attrs, meta_views(inputs), meta_views(outputs))
+    names, pieces = tuple(room.pieces), tuple(room.pieces.values())
 
-    @property
-    def name(self) -> str:
-        """Name in the plan."""
-        return f"numpy.{self.op}"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take float32 and float64; scratch is a chunk of columns, and what is padded."""
-        if has_halves((*inputs, *outputs)) or not outputs[0].type.dtype.is_float:
-            return None
-        room, steps = asked(self.op, attrs, meta_views(inputs), meta_views(outputs))
-        size = kernel.size_bytes(tuple(room.pieces.values()))
-        return cost.needs(inputs, outputs, work_of(steps), size)
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the steps."""
-        pieces = asked(self.op, attrs, inputs, outputs)[0].pieces
-        arrays = kernel.carve(workspace, tuple(pieces.values()))
-        room = ScratchLayout(outputs[0].dtype, CHUNK_BYTES, dict(zip(pieces, arrays, strict=True)))
-        steps = steps_of(self.op, attrs, inputs, outputs, room)
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        arrays = dict(zip(names, kernel.carve(workspace, pieces), strict=True))
+        room = ScratchLayout(outputs[0].dtype, CHUNK_BYTES, arrays)
+        steps = steps_of(op, attrs, inputs, outputs, room)
         return in_sequence([call for step, _ in steps for call in _calls(step, room)])
+
+    needs = cost.needs(inputs, outputs, work_of(steps), kernel.size_bytes(pieces))
+    return KernelPlan(needs, bind)
 
 
 def asked(
@@ -127,73 +122,66 @@ def work_of(steps: list[tuple[Step, int]]) -> Work:
     )
 
 
-CONVOLUTION_KERNELS = tuple([ConvolutionKernel(op) for op in OPS])
+CONVOLUTION_KERNELS = tuple(
+    [Kernel(f"numpy.{op}", op, partial(_plan_convolution, op)) for op in OPS]
+)
 
 
-@dataclass(frozen=True, slots=True)
-class PoolingKernel:
-    """One of `POOLING_OPS`: a few calls of numpy for each tap, an element of the window."""
+def _plan_pooling(op: str, attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan one of `POOLING_OPS`: a few calls of numpy for each tap, an element of the window.
 
-    op: str
+    It takes float32 and float64; scratch is two flags per window.
+    """
+    if has_halves((*inputs, *outputs)):
+        return None
+    taps = (*inputs, *outputs)[-1 if op == "max_pool" else 1]
+    size = math.prod(integers(attrs, "kernel")) * float(taps.type.num_elements)
+    work = Work(6.0, passes=((BytePass.MASKED, size * inputs[0].dtype.itemsize),))
+    pieces = (Piece(taps.shape, np.dtype(np.bool_)),) * 2
+    ways = windows_of(attrs)
+    needs = cost.needs(inputs, outputs, work, kernel.size_bytes(pieces))
 
-    @property
-    def name(self) -> str:
-        """Name in the plan."""
-        return f"numpy.{self.op}"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take float32 and float64; scratch is two flags per window."""
-        if has_halves((*inputs, *outputs)):
-            return None
-        taps = (*inputs, *outputs)[-1 if self.op == "max_pool" else 1]
-        size = math.prod(integers(attrs, "kernel")) * float(taps.type.num_elements)
-        work = Work(6.0, passes=((BytePass.STRIDED, 3 * size * inputs[0].dtype.itemsize),))
-        return cost.needs(inputs, outputs, work, kernel.size_bytes(_pieces(taps.shape)))
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the fills, and the calls of each tap in order."""
-        ways = windows_of(attrs)
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         none = math.prod(ways.kernel)
-        if self.op == "max_pool":
+        if op == "max_pool":
             (x,), (y, taps) = inputs, outputs
             fills: list[Launch] = [partial(y.fill, -np.inf), partial(taps.fill, none)]
         else:
             taps = inputs[1]
-            x, y = (
-                (outputs[0], inputs[0]) if self.op == "max_pool_grad" else (*inputs[:1], *outputs)
-            )
+            x, y = (outputs[0], inputs[0]) if op == "max_pool_grad" else (*inputs[:1], *outputs)
             fills = [partial(outputs[0].fill, 0)]
         if not taps.size:
             return in_sequence(fills)
-        flags = kernel.carve(workspace, _pieces(taps.shape))
+        flags = kernel.carve(workspace, pieces)
         calls: list[Launch] = []
         for tap in ways.taps(x.shape[2:], taps.shape[2:]):
             tap_number = np.array(tap.number, taps.dtype)
             windows = [a[tap.windows] for a in (y, taps, *flags)]
-            calls += self._calls(x[tap.places], tap_number, np.array(none, taps.dtype), *windows)
+            calls += _tap_calls(op, x[tap.places], tap_number, np.array(none, taps.dtype), *windows)
         return in_sequence((*fills, *calls))
 
-    def _calls(
-        self, x: Array, own: Array, none: Array, y: Array, taps: Array, is_own: Array, other: Array
-    ) -> Iterator[Launch]:
-        """Yield the calls of one tap, on the windows that have it."""
-        if self.op != "max_pool":
-            yield partial(np.equal, taps, own, out=is_own)
-            if self.op == "max_pool_grad":
-                yield partial(np.add, x, y, out=x, where=is_own)
-            else:
-                yield partial(np.copyto, y, x, where=is_own)
-            return
-        yield partial(np.greater, x, y, out=is_own)
-        for same in (partial(np.not_equal, x, x), partial(np.equal, taps, none)):  # NaN, the first
-            yield partial(same, out=other)
-            yield partial(np.logical_or, is_own, other, out=is_own)
-        yield partial(np.copyto, y, x, where=is_own)
-        yield partial(np.copyto, taps, own, where=is_own)
+    return KernelPlan(needs, bind)
 
 
-def _pieces(shape: tuple[int, ...]) -> tuple[Piece, ...]:
-    return (Piece(shape, np.dtype(np.bool_)),) * 2
+def _tap_calls(
+    op: str, x: Array, own: Array, none: Array, y: Array, taps: Array, is_own: Array, other: Array
+) -> Iterator[Launch]:
+    """Yield the calls of one tap, on the windows that have it."""
+    if op != "max_pool":
+        yield partial(np.equal, taps, own, out=is_own)
+        if op == "max_pool_grad":
+            yield partial(np.add, x, y, out=x, where=is_own)
+        else:
+            yield partial(np.copyto, y, x, where=is_own)
+        return
+    yield partial(np.greater, x, y, out=is_own)
+    for same in (partial(np.not_equal, x, x), partial(np.equal, taps, none)):  # NaN, the first
+        yield partial(same, out=other)
+        yield partial(np.logical_or, is_own, other, out=is_own)
+    yield partial(np.copyto, y, x, where=is_own)
+    yield partial(np.copyto, taps, own, where=is_own)
 
 
-POOLING_KERNELS = tuple([PoolingKernel(op) for op in POOLING_OPS])
+POOLING_KERNELS = tuple(
+    [Kernel(f"numpy.{op}", op, partial(_plan_pooling, op)) for op in POOLING_OPS]
+)

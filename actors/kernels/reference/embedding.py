@@ -13,7 +13,6 @@ are added up in their own type: what n equal ids lose then is about n / 10 round
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -23,7 +22,10 @@ from actors.kernels.common.kernel import (
     INDEX,
     Attrs,
     BytePass,
+    HostPlan,
+    Kernel,
     KernelNeeds,
+    KernelPlan,
     Operand,
     Operands,
     Piece,
@@ -36,14 +38,12 @@ from actors.kernels.common.kernel import (
     in_sequence,
     index_pieces,
     integer,
-    operands_of,
     over_blocks,
 )
 from actors.kernels.common.strides import cut, rows_per_block
-from actors.kernels.reference.fused import NumpyFusedKernel
+from actors.kernels.reference.fused import NUMPY_FUSED_KERNELS
 from actors.kernels.reference.reduce import WIDE
 from actors.machine.protocol import Array, Arrays, Launch
-from compiler.contract.errors import InternalError
 from compiler.contract.program import GRADIENT
 from compiler.contract.types import DType, contiguous_strides
 
@@ -56,36 +56,26 @@ _PAIRS: dict[str, np.dtype[np.generic]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingKernel:
-    """`embedding`(weight [V, D], ids) -> ids.shape + (D,)."""
+def _plan_embedding(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `embedding`(weight [V, D], ids) -> ids.shape + (D,).
 
-    name: str = "numpy.embedding"
-    op: str = "embedding"
+    It takes integer ids; a table that is not dense is copied to scratch.
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take integer ids; a table that is not dense is copied to scratch.
+    numpy gathers into dense arrays only, so other outputs are made in scratch.
+    """
+    (weight, ids), (out,) = inputs, outputs
+    if not ids.type.dtype.is_integer:
+        return None
+    # Ids and extremes, then a dense table and a dense output where there is none.
+    pieces = (
+        *index_pieces(ids.type.num_elements),
+        Piece((0, 0) if weight.is_dense else weight.shape, weight.dtype),
+        Piece((0,) if out.is_dense else out.shape, out.dtype),
+    )
+    are_dense = weight.is_dense, out.is_dense
 
-        numpy gathers into dense arrays only, so other outputs are made in scratch.
-        """
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         (weight, ids), (out,) = inputs, outputs
-        if not ids.type.dtype.is_integer:
-            return None
-        pieces = _pieces(ids.type.num_elements, weight, out, weight.is_dense, out.is_dense)
-        copies = 0 if weight.is_dense else weight.type.size_bytes
-        copies += 0 if out.is_dense else out.type.size_bytes
-        work = Work(
-            calls=4,
-            passes=((BytePass.GATHER, out.type.size_bytes), (BytePass.STRIDED, copies)),
-            unswept=(0,),
-        )
-        return cost.needs(inputs, outputs, work, kernel.size_bytes(pieces))
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the check of the ids and one gather."""
-        (weight, ids), (out,) = inputs, outputs
-        are_dense = weight.flags.c_contiguous, out.flags.c_contiguous
-        pieces = _pieces(ids.size, weight, out, *are_dense)
         dense, extremes, table, dense_out = kernel.carve(workspace, pieces)
         calls = [checked("id", ids, weight.shape[0], dense, extremes, axes_of(attrs))]
         if out.size == 0:
@@ -100,45 +90,28 @@ class EmbeddingKernel:
             calls.append(partial(np.copyto, out, dense_out))
         return in_sequence(calls)
 
-
-def _pieces(
-    num_ids: int,
-    table: Operand | Array,
-    out: Operand | Array,
-    is_table_dense: bool,
-    is_out_dense: bool,
-) -> tuple[Piece, ...]:
-    """Return ids and extremes, then a dense table and a dense output where there is none."""
-    return (
-        *index_pieces(num_ids),
-        Piece((0, 0) if is_table_dense else table.shape, table.dtype),
-        Piece((0,) if is_out_dense else out.shape, out.dtype),
-    )
+    copies = sum([x.type.size_bytes for x in (weight, out) if not x.is_dense])
+    passes = ((BytePass.GATHER, out.type.size_bytes), (BytePass.STRIDED, copies))
+    work = Work(calls=4, passes=passes, unswept=(0,))
+    return KernelPlan(cost.needs(inputs, outputs, work, kernel.size_bytes(pieces)), bind)
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingGradKernel:
-    """`embedding_grad`(dy, ids) -> [rows, D]: row r is the sum of dy where ids is r; attrs rows."""
+def _plan_gradient(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `embedding_grad`(dy, ids) -> [rows, D]: row r is the sum of dy where ids is r.
 
-    name: str = "numpy.embedding_grad"
-    op: str = "embedding_grad"
+    It takes float32 and float64 with a dense output; scratch is blocks of flat indices.
+    """
+    (dy, ids), (out,) = inputs, outputs
+    is_float = dy.type.dtype in (DType.FLOAT32, DType.FLOAT64)
+    if not (is_float and ids.type.dtype.is_integer and out.is_dense):
+        return None
+    pieces = _grad_pieces(ids.type.num_elements, dy.shape[-1], dy.dtype, out.shape)
+    passes = {BytePass.SCATTER: 1, BytePass.SIMPLE: 1 if dy.is_dense else 2, BytePass.PLAIN: 1}
+    work = over_blocks(dy.type.num_elements, 2 * dy.dtype.itemsize, passes, small_calls=2)
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take float32 and float64 with a dense output; scratch is blocks of flat indices."""
-        (dy, ids), (out,) = inputs, outputs
-        is_float = dy.type.dtype in (DType.FLOAT32, DType.FLOAT64)
-        if not (is_float and ids.type.dtype.is_integer and out.is_dense):
-            return None
-        pieces = _grad_pieces(ids.type.num_elements, dy.shape[-1], dy.dtype, out.shape)
-        passes = {BytePass.SCATTER: 1, BytePass.SIMPLE: 1 if dy.is_dense else 2, BytePass.PLAIN: 1}
-        work = over_blocks(dy.type.num_elements, 2 * dy.dtype.itemsize, passes, small_calls=2)
-        return cost.needs(inputs, outputs, work, kernel.size_bytes(pieces))
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the check of the ids, a fill with zeros, and the additions block by block."""
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         (dy, ids), (out,) = inputs, outputs
         columns = dy.shape[-1]
-        pieces = _grad_pieces(ids.size, columns, dy.dtype, out.shape)
         dense, extremes, starts, within, places, copy, wide = kernel.carve(workspace, pieces)
         check = checked("id", ids, integer(attrs, "rows"), dense, extremes, axes_of(attrs))
         table = wide if wide.size else out
@@ -172,6 +145,9 @@ class EmbeddingGradKernel:
             calls.append(partial(np.copyto, out, wide, casting="unsafe"))
         return in_sequence(calls)
 
+    needs = cost.needs(inputs, outputs, work, kernel.size_bytes(pieces))
+    return KernelPlan(needs, bind)
+
 
 def _fill_within(within: Array, width: int) -> tuple[Launch, ...]:
     """Return the calls that fill rows with 0 .. width - 1."""
@@ -202,27 +178,23 @@ def _grad_pieces(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LastPlaceKernel:
-    """`last_place`(ids) -> [rows] int32: the last place of each id, or -1; attrs rows."""
+def _plan_last_place(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `last_place`(ids) -> [rows] int32: the last place of each id, or -1; attrs rows.
 
-    name: str = "numpy.last_place"
-    op: str = "last_place"
+    It takes integer ids and a dense output; scratch is ids and their places.
+    """
+    (ids,), (out,) = inputs, outputs
+    if not (ids.type.dtype.is_integer and out.is_dense):
+        return None
+    size = ids.type.num_elements * out.dtype.itemsize
+    work = Work(calls=7, passes=((BytePass.SCATTER, float(size)),))
+    # Ids, extremes, and the numbers of the ids.
+    num_ids = ids.type.num_elements
+    pieces = (*index_pieces(num_ids), Piece((num_ids,), np.dtype(np.int32)))
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take integer ids and a dense output; scratch is ids and their places."""
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         (ids,), (out,) = inputs, outputs
-        if not (ids.type.dtype.is_integer and out.is_dense):
-            return None
-        size = ids.type.num_elements * out.dtype.itemsize
-        work = Work(calls=7, passes=((BytePass.SCATTER, float(size)),))
-        pieces = _place_pieces(ids.type.num_elements)
-        return cost.needs(inputs, outputs, work, kernel.size_bytes(pieces))
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the check of the ids, and the largest of their places."""
-        (ids,), (out,) = inputs, outputs
-        dense, extremes, places = kernel.carve(workspace, _place_pieces(ids.size))
+        dense, extremes, places = kernel.carve(workspace, pieces)
         check = checked("id", ids, out.size, dense, extremes, axes_of(attrs))
         calls: list[Launch] = [check, partial(out.fill, -1)]
         if ids.size:
@@ -230,72 +202,54 @@ class LastPlaceKernel:
             calls.append(partial(np.maximum.at, out, as_index(dense), places))
         return in_sequence(calls)
 
-
-def _place_pieces(num_ids: int) -> tuple[Piece, ...]:
-    """Return ids, extremes, and the numbers of the ids."""
-    return (*index_pieces(num_ids), Piece((num_ids,), np.dtype(np.int32)))
+    return KernelPlan(cost.needs(inputs, outputs, work, kernel.size_bytes(pieces)), bind)
 
 
-EMBEDDING_KERNELS = (EmbeddingKernel(), EmbeddingGradKernel(), LastPlaceKernel())
+EMBEDDING_KERNELS = (
+    Kernel("numpy.embedding", "embedding", _plan_embedding),
+    Kernel("numpy.embedding_grad", "embedding_grad", _plan_gradient),
+    Kernel("numpy.last_place", "last_place", _plan_last_place),
+)
 
 
 # "numpy.embedding_update" makes the gradient of the whole table, because numpy cannot add equal ids
 # up without a table or fresh arrays; what the op saves in traffic it saves in C.
 
-_GRADIENT, _UPDATE = EmbeddingGradKernel(), NumpyFusedKernel()
 
+def _plan_update(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan what "c.embedding_update" does, by way of the gradient of all rows.
 
-@dataclass(frozen=True, slots=True)
-class NumpyEmbeddingUpdate:
-    """As "c.embedding_update", by way of the gradient of all rows."""
+    It takes what both kernels take; scratch has the gradient.
+    """
+    table, dy, ids, *rest = inputs
+    gradient = Operand(table.type, 0, contiguous_strides(table.shape, table.dtype.itemsize))
+    first = _plan_gradient({"rows": table.shape[0]}, (dy, ids), (gradient,))
+    second = NUMPY_FUSED_KERNELS[0].plan(attrs, (table, gradient, *rest), outputs)
+    if first is None or second is None:
+        return None
+    sizes = [first.needs.workspace_bytes, second.needs.workspace_bytes]
+    pieces = (
+        Piece(table.shape, table.dtype),
+        *[Piece((size,), np.dtype(np.uint8)) for size in sizes],
+    )
 
-    name: str = "numpy.embedding_update"
-    op: str = "embedding_update"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take what both kernels take; scratch has the gradient."""
-        needs = _needs(attrs, inputs, outputs)
-        if needs is None:
-            return None
-        gradient, update = needs
-        return KernelNeeds(
-            kernel.size_bytes(_update_pieces(inputs[0], needs)),
-            tuple([(out, i + (i > GRADIENT)) for out, i in update.in_place if i != GRADIENT]),
-            gradient.duration_ns + update.duration_ns,
-            (gradient.work or Work()).then(update.work or Work()),
-        )
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the two launches in order."""
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         table, dy, ids, *rest = inputs
-        needs = _needs(attrs, operands_of(inputs), operands_of(outputs))
-        if needs is None:
-            raise InternalError(f"{self.name} is bound to arrays that it does not take")
-        pieces = _update_pieces(operands_of(inputs)[0], needs)
-        gradient, first, second = kernel.carve(workspace, pieces)
+        gradient, *spaces = kernel.carve(workspace, pieces)
         calls = (
-            _GRADIENT.bind({"rows": table.shape[0]}, (dy, ids), (gradient,), first),
-            _UPDATE.bind(attrs, (table, gradient, *rest), outputs, second),
+            first.bind((dy, ids), (gradient,), spaces[0]),
+            second.bind((table, gradient, *rest), outputs, spaces[1]),
         )
         return in_sequence(calls)
 
-
-def _needs(
-    attrs: Attrs, inputs: Operands, outputs: Operands
-) -> tuple[KernelNeeds, KernelNeeds] | None:
-    """Return what the gradient needs, and what the update does."""
-    table, dy, ids, *rest = inputs
-    dense = contiguous_strides(table.shape, table.dtype.itemsize)
-    gradient = Operand(table.type, 0, dense)
-    first = _GRADIENT.query({"rows": table.shape[0]}, (dy, ids), (gradient,))
-    second = _UPDATE.query(attrs, (table, gradient, *rest), outputs)
-    return None if first is None or second is None else (first, second)
+    over = second.needs.in_place
+    needs = KernelNeeds(
+        kernel.size_bytes(pieces),
+        tuple([(out, i + (i > GRADIENT)) for out, i in over if i != GRADIENT]),
+        first.needs.duration_ns + second.needs.duration_ns,
+        (first.needs.work or Work()).then(second.needs.work or Work()),
+    )
+    return KernelPlan(needs, bind)
 
 
-def _update_pieces(table: Operand, found: tuple[KernelNeeds, KernelNeeds]) -> tuple[Piece, ...]:
-    """Return the gradient, and the scratch of the two kernels."""
-    sizes = [Piece((needs.workspace_bytes,), np.dtype(np.uint8)) for needs in found]
-    return (Piece(table.shape, table.dtype), *sizes)
-
-
-EMBEDDING_UPDATE = NumpyEmbeddingUpdate()
+EMBEDDING_UPDATE = Kernel("numpy.embedding_update", "embedding_update", _plan_update)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol, cast
 
@@ -24,7 +23,9 @@ from actors.kernels.common import cost, kernel
 from actors.kernels.common.kernel import (
     Attrs,
     BytePass,
-    KernelNeeds,
+    HostPlan,
+    Kernel,
+    KernelPlan,
     Operand,
     Operands,
     Work,
@@ -143,44 +144,35 @@ _SORTS = {
 """Instructions that are slower than an addition."""
 
 
-@dataclass(frozen=True, slots=True)
-class NumpyFusedKernel:
-    """As "c.fused", instruction by instruction."""
+def _plan_program(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan a call of "numpy.fused", as "c.fused" has it, instruction by instruction.
 
-    name: str = "numpy.fused"
-    op: str = "fused"
+    It takes every program on evenly spaced rows of dense columns.
+    """
+    inputs = inputs[: len(scheduled_program(attrs).program.inputs)]
+    walk = walk_of(attrs, [(x.shape, _steps(x)) for x in (*inputs, *outputs)])
+    has_bits = DType.BFLOAT16 in [x.type.dtype for x in (*inputs, *outputs)]
+    # numpy holds bfloat16 as uint16 and would compute on the bits.
+    if walk is None or has_bits:
+        return None
+    program, rows, columns = walk.program, integer(attrs, "rows"), integer(attrs, "columns")
+    is_copied = any([v < len(program.inputs) for v in program.outputs])
+    needs = cost.needs(
+        inputs,
+        outputs,
+        _work(walk, rows, columns),
+        kernel.size_bytes(walk.pieces()),
+        () if is_copied else walk.in_place_pairs(inputs, outputs),
+    )
+    return KernelPlan(needs, functools.partial(_bind, walk))
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take every program on evenly spaced rows of dense columns."""
-        inputs = inputs[: len(scheduled_program(attrs).program.inputs)]
-        walk = walk_of(attrs, [(x.shape, _steps(x)) for x in (*inputs, *outputs)])
-        has_bits = DType.BFLOAT16 in [x.type.dtype for x in (*inputs, *outputs)]
-        # numpy holds bfloat16 as uint16 and would compute on the bits.
-        if walk is None or has_bits:
-            return None
-        program, rows, columns = walk.program, integer(attrs, "rows"), integer(attrs, "columns")
-        is_copied = any([v < len(program.inputs) for v in program.outputs])
-        return cost.needs(
-            inputs,
-            outputs,
-            _work(walk, rows, columns),
-            kernel.size_bytes(walk.pieces()),
-            () if is_copied else walk.in_place_pairs(inputs, outputs),
-        )
 
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the steps of every block in order."""
-        inputs, skip = split_skip(scheduled_program(attrs).program, inputs)
-        arrays = (*inputs, *outputs)
-        steps = [tuple([s // x.itemsize for s in x.strides]) for x in arrays]
-        walk = walk_of(attrs, [(x.shape, step) for x, step in zip(arrays, steps, strict=True)])
-        if walk is None:
-            raise ValueError(
-                f"operands of shapes {[x.shape for x in arrays]} do not lie row by row"
-            )
-        scratch = kernel.carve(workspace, walk.pieces())
-        launch = in_sequence(_Binding(walk, inputs, outputs, scratch).calls())
-        return launch if skip is None else functools.partial(_unless, skip, launch)
+def _bind(walk: Walk, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+    """Return the steps of every block in order."""
+    inputs, skip = split_skip(walk.program, inputs)
+    scratch = kernel.carve(workspace, walk.pieces())
+    launch = in_sequence(_Binding(walk, inputs, outputs, scratch).calls())
+    return launch if skip is None else functools.partial(_unless, skip, launch)
 
 
 def _unless(skip: Array, launch: Launch) -> None:
@@ -457,4 +449,4 @@ class _Binding:
                 self._store(position, self.outputs[position])
 
 
-NUMPY_FUSED_KERNELS = (NumpyFusedKernel(),)
+NUMPY_FUSED_KERNELS = (Kernel("numpy.fused", "fused", _plan_program),)

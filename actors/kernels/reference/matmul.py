@@ -24,7 +24,9 @@ from actors.kernels.common.kernel import (
     CALLS_PER_PRODUCT,
     Attrs,
     BytePass,
-    KernelNeeds,
+    HostPlan,
+    Kernel,
+    KernelPlan,
     MatrixProduct,
     Operands,
     Piece,
@@ -141,42 +143,38 @@ def merged_rows(window: Window) -> Window | None:
     return replace(window, shape=(rows.extent, window.shape[-1]), strides=strides)
 
 
-@dataclass(frozen=True, slots=True)
-class MatmulKernel:
-    """`matmul`: np.matmul on ranks >= 2, leading axes broadcast, operands and output strided."""
+def _plan_product(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `matmul`: np.matmul on ranks >= 2, leading axes broadcast, operands and output strided.
 
-    name: str = "numpy.matmul"
-    op: str = "matmul"
+    It takes every number; scratch is what must be packed.
+    """
+    (a, b), (out,) = inputs, outputs
+    if a.type.dtype is not b.type.dtype or a.type.dtype is DType.BOOL or has_halves(inputs):
+        return None
+    plan = arrange(*[Window(x.shape, x.strides_bytes, x.dtype) for x in (a, b, out)])
+    needs = cost.needs(inputs, outputs, _work(plan), kernel.size_bytes(plan.pieces))
+    return KernelPlan(needs, partial(_bind, plan))
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take every number; scratch is what must be packed."""
-        (a, b), (out,) = inputs, outputs
-        if a.type.dtype is not b.type.dtype or a.type.dtype is DType.BOOL or has_halves(inputs):
-            return None
-        plan = arrange(*[Window(x.shape, x.strides_bytes, x.dtype) for x in (a, b, out)])
-        return cost.needs(inputs, outputs, _work(plan), kernel.size_bytes(plan.pieces))
 
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the product, between copies where operands are packed."""
-        arrays = (*inputs, *outputs)
-        plan = arrange(*[Window(x.shape, x.strides, x.dtype) for x in arrays])
-        first, second = (arrays[1], arrays[0]) if plan.is_swapped else (arrays[0], arrays[1])
-        a, b, out = _view(first, plan.a), _view(second, plan.b), _view(arrays[2], plan.out)
-        packed = iter(kernel.carve(workspace, plan.pieces))
-        calls: list[Launch] = []
-        if plan.packs_a:
-            dense = next(packed)
-            calls.append(partial(np.copyto, dense, a))
-            a = dense
-        if plan.packs_b:
-            dense = next(packed)
-            calls.append(partial(np.copyto, dense, b))
-            b = dense
-        if not plan.packs_out:
-            return in_sequence((*calls, partial(np.matmul, a, b, out=out)))
+def _bind(plan: Arrangement, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+    """Return the product, between copies where operands are packed."""
+    first, second = (inputs[1], inputs[0]) if plan.is_swapped else inputs
+    a, b, out = _view(first, plan.a), _view(second, plan.b), _view(outputs[0], plan.out)
+    packed = iter(kernel.carve(workspace, plan.pieces))
+    calls: list[Launch] = []
+    if plan.packs_a:
         dense = next(packed)
-        product = partial(np.matmul, a, b, out=dense)
-        return in_sequence((*calls, product, partial(np.copyto, out, dense)))
+        calls.append(partial(np.copyto, dense, a))
+        a = dense
+    if plan.packs_b:
+        dense = next(packed)
+        calls.append(partial(np.copyto, dense, b))
+        b = dense
+    if not plan.packs_out:
+        return in_sequence((*calls, partial(np.matmul, a, b, out=out)))
+    dense = next(packed)
+    product = partial(np.matmul, a, b, out=dense)
+    return in_sequence((*calls, product, partial(np.copyto, out, dense)))
 
 
 def _work(plan: Arrangement) -> Work:
@@ -195,4 +193,4 @@ def _view(array: Array, window: Window) -> Array:
     return np.lib.stride_tricks.as_strided(array, window.shape, window.strides)
 
 
-MATMUL_KERNELS = (MatmulKernel(),)
+MATMUL_KERNELS = (Kernel("numpy.matmul", "matmul", _plan_product),)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -12,7 +11,9 @@ from actors.kernels.common import cost, kernel
 from actors.kernels.common.kernel import (
     Attrs,
     BytePass,
-    KernelNeeds,
+    HostPlan,
+    Kernel,
+    KernelPlan,
     Operand,
     Operands,
     Piece,
@@ -78,58 +79,47 @@ _RESULTS = 8192
 """Results that are under way in float64 at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class NumpyReduce:
-    """`sum`, `mean` or `max`, where NaN wins; floats are added up in float64.
+def _plan_reduce(op: str, attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `sum`, `mean` or `max`, where NaN wins; floats are added up in float64.
 
     numpy casts on the way, a buffer at a time, and walks the axes in the order of their strides:
     that is faster than columns by a product with ones, and loses nothing of a million float32.
+
+    It takes every number, a mean only of floats, and no maximum over no element.
     """
+    (x,), (out,) = inputs, outputs
+    if has_bfloat16(inputs) or (op == "mean" and not x.type.dtype.is_float):
+        return None
+    if op == "max" and x.type.num_elements == 0 and out.type.num_elements > 0:
+        return None
+    # Sums of narrow floats have scratch; what is wide is added up in place.
+    is_widened = op != "max" and x.dtype.kind == "f" and x.dtype != WIDE
+    num_totals = min(out.type.num_elements, _RESULTS) if is_widened else 0
+    pieces, axes = (Piece((num_totals,), WIDE),), integers(attrs, "axes")
+    needs = cost.needs(inputs, outputs, _reduction(x, out), kernel.size_bytes(pieces))
 
-    op: str
-
-    @property
-    def name(self) -> str:
-        """Name in the plan."""
-        return f"numpy.{self.op}"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take every number, a mean only of floats, and no maximum over no element."""
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         (x,), (out,) = inputs, outputs
-        if has_bfloat16(inputs) or (self.op == "mean" and not x.type.dtype.is_float):
-            return None
-        if self.op == "max" and x.type.num_elements == 0 and out.type.num_elements > 0:
-            return None
-        size = kernel.size_bytes(self._pieces(out.type.num_elements, x.dtype))
-        return cost.needs(inputs, outputs, _reduction(x, out), size)
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the results, block by block, and for a mean their division."""
-        (x,), (out,) = inputs, outputs
-        axes = integers(attrs, "axes")
         if not axes:
             return partial(np.copyto, out, x, casting="unsafe")
         if flag(attrs, "keepdims"):
             out = out[(*[0 if axis in axes else slice(None) for axis in range(x.ndim)], ...)]
-        (totals,) = kernel.carve(workspace, self._pieces(out.size, x.dtype))
+        (totals,) = kernel.carve(workspace, pieces)
         kept_axes = [axis for axis in range(x.ndim) if axis not in axes]
         terms = np.array(math.prod(tuple([x.shape[axis] for axis in axes])), WIDE)
-        function = np.maximum if self.op == "max" else np.add
+        function = np.maximum if op == "max" else np.add
         calls: list[Launch] = []
         for rows, block in cut((x.transpose(*kept_axes, *axes), out), len(kept_axes), _RESULTS):
             total = kernel.window(totals, block.shape) if totals.size else block
             reduced_axes = tuple(range(block.ndim, rows.ndim))
             calls.append(partial(function.reduce, rows, reduced_axes, total.dtype, total))
-            if self.op == "mean":
+            if op == "mean":
                 calls.append(partial(np.divide, total, terms, out=total))
             if totals.size:
                 calls.append(partial(np.copyto, block, total, casting="unsafe"))
         return in_sequence(calls)
 
-    def _pieces(self, results: int, dtype: np.dtype[np.generic]) -> tuple[Piece, ...]:
-        """Return scratch for sums of narrow floats; what is wide is added up in place."""
-        is_widened = self.op != "max" and dtype.kind == "f" and dtype != WIDE
-        return (Piece((min(results, _RESULTS) if is_widened else 0,), WIDE),)
+    return KernelPlan(needs, bind)
 
 
 def _reduction(x: Operand, out: Operand) -> Work:
@@ -138,63 +128,57 @@ def _reduction(x: Operand, out: Operand) -> Work:
     return Work(loops=loops, passes=((BytePass.REDUCE, float(x.type.size_bytes)),))
 
 
-REDUCE_KERNELS = tuple([NumpyReduce(op) for op in ("sum", "mean", "max")])
+REDUCE_KERNELS = tuple(
+    [Kernel(f"numpy.{op}", op, partial(_plan_reduce, op)) for op in ("sum", "mean", "max")]
+)
 
 
-@dataclass(frozen=True, slots=True)
-class ArgsortKernel:
-    """`argsort`(x) -> places in ascending order, equal ones as they came; attrs descending.
+def _plan_argsort(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `argsort`(x) -> places in ascending order, equal ones as they came; attrs descending.
 
     numpy sorts into an array of its own: this launch allocates one.
+
+    It takes what numpy knows.
     """
-
-    name: str = "numpy.argsort"
-    op: str = "argsort"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take what numpy knows."""
-        if has_bfloat16(inputs):
-            return None
-        size = float(outputs[0].type.size_bytes)
-        return cost.needs(inputs, outputs, Work(2, passes=((BytePass.POWER, 8 * size),)))
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return one sort; of what is turned around where the largest come first."""
-        (x,), (out,) = inputs, outputs
-        if not flag(attrs, "descending"):
-            return lambda: np.copyto(out, np.argsort(x, -1, kind="stable"))
-        # Stable from the other end: turned back, equal elements keep their order.
-        turned, last = x[..., ::-1], x.shape[-1] - 1
-
-        def launch() -> None:
-            np.subtract(last, np.argsort(turned, -1, kind="stable")[..., ::-1], out=out)
-
-        return launch
+    if has_bfloat16(inputs):
+        return None
+    work = Work(2, passes=((BytePass.POWER, 8.0 * outputs[0].type.size_bytes),))
+    bind = _bind_descending if flag(attrs, "descending") else _bind_ascending
+    return KernelPlan(cost.needs(inputs, outputs, work), bind)
 
 
-@dataclass(frozen=True, slots=True)
-class RecurrenceKernel:
-    """`recurrence`(a, b): y[i] = a[i] * y[i - 1] + b[i]; attrs reverse."""
+def _bind_ascending(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+    return lambda: np.copyto(outputs[0], np.argsort(inputs[0], -1, kind="stable"))
 
-    name: str = "numpy.recurrence"
-    op: str = "recurrence"
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take what numpy knows; scratch is a number for each row."""
-        (out,) = outputs
-        if has_bfloat16(inputs):
-            return None
-        work = Work(3.0 * out.shape[-1], passes=((BytePass.STRIDED, 3.0 * out.type.size_bytes),))
-        size = kernel.size_bytes(_pieces(out.shape, out.dtype))
-        return cost.needs(inputs, outputs, work, size)
+def _bind_descending(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+    (x,), (out,) = inputs, outputs
+    # Stable from the other end: turned back, equal elements keep their order.
+    turned, last = x[..., ::-1], x.shape[-1] - 1
 
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the steps, each of all rows."""
+    def launch() -> None:
+        np.subtract(last, np.argsort(turned, -1, kind="stable")[..., ::-1], out=out)
+
+    return launch
+
+
+def _plan_recurrence(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `recurrence`(a, b): y[i] = a[i] * y[i - 1] + b[i]; attrs reverse.
+
+    It takes what numpy knows; scratch is a number for each row.
+    """
+    (out,) = outputs
+    if has_bfloat16(inputs):
+        return None
+    work = Work(3.0 * out.shape[-1], passes=((BytePass.STRIDED, 3.0 * out.type.size_bytes),))
+    pieces = (Piece(out.shape[:-1], WIDE if out.dtype.kind == "f" else out.dtype),)
+    order = range(out.shape[-1])[:: -1 if flag(attrs, "reverse") else 1]
+
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         (a, b), (out,) = inputs, outputs
-        (total,) = kernel.carve(workspace, _pieces(out.shape, out.dtype))
+        (total,) = kernel.carve(workspace, pieces)
         calls: list[Launch] = [partial(total.fill, 0)]
-        order = range(out.shape[-1])
-        for i in reversed(order) if flag(attrs, "reverse") else order:
+        for i in order:
             calls += [
                 partial(np.multiply, total, a[..., i], out=total),
                 partial(np.add, total, b[..., i], out=total),
@@ -202,9 +186,10 @@ class RecurrenceKernel:
             ]
         return in_sequence(calls)
 
-
-def _pieces(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> tuple[Piece, ...]:
-    return (Piece(shape[:-1], WIDE if dtype.kind == "f" else dtype),)
+    return KernelPlan(cost.needs(inputs, outputs, work, kernel.size_bytes(pieces)), bind)
 
 
-ALONG_KERNELS = (ArgsortKernel(), RecurrenceKernel())
+ALONG_KERNELS = (
+    Kernel("numpy.argsort", "argsort", _plan_argsort),
+    Kernel("numpy.recurrence", "recurrence", _plan_recurrence),
+)

@@ -14,7 +14,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,9 @@ from actors.kernels.common import cost, kernel
 from actors.kernels.common.kernel import (
     Attrs,
     BytePass,
-    KernelNeeds,
+    HostPlan,
+    Kernel,
+    KernelPlan,
     Operand,
     Operands,
     Piece,
@@ -35,6 +37,7 @@ from actors.kernels.common.kernel import (
     index_pieces,
     operands_of,
     over_blocks,
+    require_plan,
 )
 from actors.kernels.common.kernel import region as region_of
 from actors.kernels.common.strides import cut
@@ -49,7 +52,7 @@ from actors.kernels.program.spaces import (
     tile_scratch,
 )
 from actors.kernels.reference.bfloat16 import has_halves
-from actors.kernels.reference.fused import NumpyFusedKernel
+from actors.kernels.reference.fused import NUMPY_FUSED_KERNELS
 from actors.kernels.reference.matmul import Window, merged_rows
 from actors.kernels.reference.reduce import WIDE, column_sums
 from actors.kernels.reference.walk import BYTE
@@ -66,44 +69,34 @@ fewer calls the better. [50257, 768], 960 rows in chunks of 160: 0.41 s; without
 PIECE_BYTES = 1 << 20
 """Bytes of the wide value of a chunk where the kernel cuts."""
 
-_FUSED = NumpyFusedKernel()
+(_FUSED,) = NUMPY_FUSED_KERNELS
 
 
-@dataclass(frozen=True, slots=True)
-class NumpyRegionKernel:
-    """`region`: its operands in order."""
+def _plan_region(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `region`: its operands in order.
 
-    name: str = "numpy.region"
-    op: str = "region"
+    It takes every region on operands whose rows are evenly spaced.
+    """
+    region = _widened_region(region_of(attrs, "region"))
+    if has_halves((*inputs, *outputs)) or not _takes_outputs(region, outputs):
+        return None
+    check_once(region, tuple([x.type for x in inputs]))
+    steps = _planned(_cut(region), meta_arrays(inputs), meta_arrays(outputs))
+    pieces = steps.pieces()
+    if pieces is None:
+        return None
+    count = len(tile_scratch(steps.region, steps.bound.over))
 
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take every region on operands whose rows are evenly spaced."""
-        region = _widened_region(region_of(attrs, "region"))
-        if has_halves((*inputs, *outputs)) or not _takes_outputs(region, outputs):
-            return None
-        check_once(region, tuple([x.type for x in inputs]))
-        steps = _planned(_cut(region), meta_arrays(inputs), meta_arrays(outputs))
-        pieces = steps.pieces()
-        if pieces is None:
-            return None
-        _, pairs = steps.shared_bytes()
-        pairs = tuple([(o, x) for o, x in pairs if inputs[x].is_dense and outputs[o].is_dense])
-        size = kernel.size_bytes(pieces)
-        return cost.needs(
-            inputs, outputs, _work(steps.bound, inputs[0].dtype.itemsize), size, pairs
-        )
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the checks of indices, then the steps of every chunk."""
-        region = _cut(_widened_region(region_of(attrs, "region")))
-        steps = _planned(region, inputs, outputs)
-        pieces, over = steps.pieces(), steps.bound.over
-        if pieces is None:
-            raise InternalError(f"{self.name} is bound to arrays that it does not take")
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         arrays = list(kernel.carve(workspace, pieces))
-        count = len(tile_scratch(region, over))
-        bound = RegionArrays(region, inputs, outputs, tuple(arrays[:count]), over)
-        return in_sequence(_NumpySteps(bound, arrays[-1], arrays[count:-1]).calls())
+        tiles, checks, space = tuple(arrays[:count]), arrays[count:-1], arrays[-1]
+        bound = RegionArrays(steps.region, inputs, outputs, tiles, steps.bound.over)
+        return in_sequence(_NumpySteps(bound, space, checks).calls())
+
+    _, pairs = steps.shared_bytes()
+    pairs = tuple([(o, x) for o, x in pairs if inputs[x].is_dense and outputs[o].is_dense])
+    work = _work(steps.bound, inputs[0].dtype.itemsize)
+    return KernelPlan(cost.needs(inputs, outputs, work, kernel.size_bytes(pieces), pairs), bind)
 
 
 def _takes_outputs(region: TiledLoop, outputs: Operands) -> bool:
@@ -193,9 +186,9 @@ class _NumpySteps:
         region = self.region
         if step.kind is TileStepKind.PROGRAM:
             chunks = {last - first: (first, last) for first, last in region.chunks()}
-            needs = [self._program_needs(step, *chunk) for chunk in chunks.values()]
-            sizes = [need.workspace_bytes for need in needs if need is not None]
-            return max(sizes) if len(sizes) == len(needs) else None
+            plans = [self._program_plan(step, *chunk) for chunk in chunks.values()]
+            sizes = [plan.needs.workspace_bytes for plan in plans if plan is not None]
+            return max(sizes) if len(sizes) == len(plans) else None
         if step.kind is TileStepKind.COLUMN_SUM:
             return Piece((region.columns,), WIDE).size_bytes
         if step.kind is TileStepKind.PRODUCT:
@@ -218,8 +211,8 @@ class _NumpySteps:
             for arrays in self._operands(step, first, last)
         ]
         inputs, outputs = [operands_of(x) for x in meta]
-        needs = _FUSED.query(self._attrs(step, last - first), inputs, outputs)
-        return () if needs is None else needs.in_place
+        plan = _FUSED.plan(self._attrs(step, last - first), inputs, outputs)
+        return () if plan is None else plan.needs.in_place
 
     def calls(self) -> Iterator[Launch]:
         """Yield the calls; positions of bad indices are those among all rows."""
@@ -233,8 +226,9 @@ class _NumpySteps:
     def _calls(self, step: TileStep, first: int, last: int) -> Iterator[Launch]:
         if step.kind is TileStepKind.PROGRAM:
             inputs, outputs = self._operands(step, first, last)
-            attrs = self._attrs(step, last - first)
-            yield _FUSED.bind(attrs, inputs, outputs, self.space)
+            operands = [operands_of(x) for x in (inputs, outputs)]
+            plan = require_plan(_FUSED, self._attrs(step, last - first), *operands)
+            yield plan.bind(inputs, outputs, self.space)
         elif step.kind is TileStepKind.COLUMN_SUM:
             yield from self._column_sum(step, first, last)
         elif step.kind is TileStepKind.PRODUCT or first == 0:
@@ -264,10 +258,10 @@ class _NumpySteps:
             out = self.bound.arrays[target].reshape(-1)
             yield partial(np.copyto, out, total, casting="unsafe")
 
-    def _program_needs(self, step: TileStep, first: int, last: int) -> KernelNeeds | None:
-        """Return what "numpy.fused" needs for a chunk."""
+    def _program_plan(self, step: TileStep, first: int, last: int) -> HostPlan | None:
+        """Return the plan of "numpy.fused" for a chunk."""
         inputs, outputs = [operands_of(x) for x in self._operands(step, first, last)]
-        return _FUSED.query(self._attrs(step, last - first), inputs, outputs)
+        return _FUSED.plan(self._attrs(step, last - first), inputs, outputs)
 
     def _attrs(self, step: TileStep, rows: int) -> Attrs:
         return {**program_attrs(step), "rows": rows, "columns": self.region.columns}
@@ -328,4 +322,4 @@ def _work(bound: RegionArrays, itemsize: int) -> Work:
     return work.then(over_blocks(region.rows * region.columns, itemsize, swept))
 
 
-REGION_KERNELS = (NumpyRegionKernel(),)
+REGION_KERNELS = (Kernel("numpy.region", "region", _plan_region),)

@@ -7,10 +7,11 @@ What is put on a stream is done later, in an order that a seed picks, and is che
 - `memory`         blocks at real addresses with bounds and guards; captures and their errors.
 - `kernels`        kernel texts, built by the C compiler and run; `emulated.h` has CUDA's words.
 - `fibers.c`       the threads of a block, in any order that is legal.
+- `nccl`           collectives of ranks, through a segment that they share.
 - `library_calls`  calls of cuBLASLt and cuDNN, computed by numpy.
 
-It may import `actors.testing.simulated`, `actors.device.cuda`, `actors.kernels.cuda`,
-`actors.kernels.library`, `actors.machine` and `compiler.contract`.
+It may import `actors.testing.simulated`, `actors.device.cuda`, `actors.collectives`,
+`actors.kernels.cuda`, `actors.kernels.library`, `actors.machine` and `compiler.contract`.
 
 Begin reading at `driver`, because it lists what is stricter than CUDA.
 """

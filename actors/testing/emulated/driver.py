@@ -22,19 +22,19 @@ from random import Random
 from typing import TypeVar
 
 from actors.device.cuda.driver import (
-    CudaDriver,
     CudaError,
     DeviceProperties,
+    DriverStreams,
     TimedAlternatives,
     absent,
     forked,
     is_out_of_memory,
 )
-from actors.kernels.cuda.calls import CudnnCall, KernelText, LtProduct
+from actors.kernels.cuda.calls import CudnnCall, KernelText, LtProduct, RunCollective
 from actors.kernels.cuda.kernel import Gpu
 from actors.kernels.library.runtime import CompilerError, Toolchain
 from actors.machine.protocol import DeviceFault, Launch
-from actors.testing.emulated import kernels, library_calls
+from actors.testing.emulated import kernels, library_calls, nccl
 from actors.testing.emulated.library_calls import library_call
 from actors.testing.emulated.memory import INVALID_VALUE, OUT_OF_MEMORY, Captures, EmulatedMemory
 from actors.testing.simulated import LateSchedule, OperationKind, SimulatedEvent, SimulatedStream
@@ -42,7 +42,7 @@ from compiler.contract.placement import Device, DeviceKind, Memory
 
 
 def tried(
-    driver: CudaDriver, key: str, trial: Callable[[], AbstractContextManager[TimedAlternatives]]
+    driver: DriverStreams, key: str, trial: Callable[[], AbstractContextManager[TimedAlternatives]]
 ) -> int:
     """Run all ways on their scratch, and return the number of one. Raises CudaError.
 
@@ -139,6 +139,8 @@ class EmulatedDriver:
         self._captures = Captures()
         self._rng = Random(seed)
         self._loaded: set[str] = set()
+        self._offered = nccl.OfferedIds(cuda.num_gpus)
+        self._communicators: list[nccl.EmulatedCommunicator] = []
 
     def seen(self) -> DeviceProperties:
         """Return what the GPU would be."""
@@ -147,11 +149,11 @@ class EmulatedDriver:
             gpu.says, gpu.capability, gpu.num_sms, self._memory_bytes, _DRIVER_VERSION
         )
 
+    # -- DriverMemory ------------------------------------------------------------------------------
+
     def free_bytes(self) -> int:
         """Return the bytes of device memory that can be had."""
         return self._memory_bytes - self._cuda.memory.used_bytes(self)
-
-    # -- memory ----------------------------------------------------------------------------------
 
     def allocate(self, size_bytes: int) -> int:
         """Return the address of new device memory."""
@@ -213,7 +215,7 @@ class EmulatedDriver:
             message = f"{size_bytes} bytes at {address:#x} {where}"
             raise CudaError(message, code=INVALID_VALUE, call=call)
 
-    # -- streams and events ----------------------------------------------------------------------
+    # -- DriverStreams -----------------------------------------------------------------------------
 
     def make_stream(self, name: str) -> int:
         """Return a new stream."""
@@ -260,7 +262,7 @@ class EmulatedDriver:
     def _event(self, handle: int) -> SimulatedEvent:
         return self._cuda.found(handle, SimulatedEvent)
 
-    # -- kernels and libraries -------------------------------------------------------------------
+    # -- DriverKernels -----------------------------------------------------------------------------
 
     def load(self, texts: Sequence[KernelText]) -> None:
         """Build and load the kernels of some texts."""
@@ -310,6 +312,8 @@ class EmulatedDriver:
         except kernels.EmulationError as error:
             raise CudaError(str(error), code=LAUNCH_FAILURE, call="launch") from error
         self._cuda.memory.check_guards(kernel.name)
+
+    # -- DriverLibraries ---------------------------------------------------------------------------
 
     def make_product(self, product: LtProduct, workspace_bytes: int) -> int:
         """Return a product that was checked against its workspace."""
@@ -376,7 +380,53 @@ class EmulatedDriver:
         ):
             library_calls.run_cudnn_call(chosen.call, places)
 
-    # -- graphs ----------------------------------------------------------------------------------
+    # -- DriverCollectives -------------------------------------------------------------------------
+
+    def unique_id(self) -> bytes:
+        """Return what the ranks of a new communicator know it by."""
+        with self._outside_capture("unique_id"):
+            return self._offered.make()
+
+    def join_communicator(
+        self, unique_id: bytes, num_ranks: int, rank: int, deadline_s: float
+    ) -> int:
+        """Wait for all ranks and return the communicator."""
+        with self._outside_capture("join_communicator"):
+            segment = self._offered.open(unique_id)
+            made = nccl.EmulatedCommunicator(segment, num_ranks, rank, self._toolchain, deadline_s)
+            try:
+                made.check_gpus(self._device.index)
+            finally:
+                self._offered.close(unique_id)
+            self._communicators.append(made)
+            return self._cuda.keep(made)
+
+    def collective_later(self, call: RunCollective, stream: int) -> None:
+        """Put a call on a stream, as a launch that blocks."""
+        communicator = self._communicator(call.communicator)
+        wrong = nccl.wrong_call(call, communicator.num_ranks)
+        if wrong or communicator.is_aborted:
+            message = wrong or "the communicator was aborted"
+            raise CudaError(message, code=nccl.INVALID_ARGUMENT, call="nccl")
+        is_captured = self._captures.of_stream(stream) is not None
+        work = nccl.CollectiveWork(communicator, call, self._cuda.memory, is_captured)
+        work.operands()  # which must be there
+        self._put(stream, "collective_later", work)
+
+    def check_communicator(self, communicator: int) -> None:
+        """Raise CudaError where a call has failed."""
+        error = self._communicator(communicator).error
+        if error is not None:
+            raise error
+
+    def abort_communicator(self, communicator: int) -> None:
+        """Let the streams go on."""
+        self._communicator(communicator).abort()
+
+    def _communicator(self, handle: int) -> nccl.EmulatedCommunicator:
+        return self._cuda.found(handle, nccl.EmulatedCommunicator)
+
+    # -- DriverGraphs ------------------------------------------------------------------------------
 
     def begin_capture(self, stream: int) -> None:
         """Record from here on what is put on a stream."""
@@ -396,6 +446,8 @@ class EmulatedDriver:
 
     def close(self) -> None:
         """Give everything back, when the device is done."""
+        for communicator in self._communicators:
+            communicator.abort()
         self._drain()
         for block in self._cuda.memory.of(self):
             self._cuda.memory.free(block.address, block.memory)
@@ -412,7 +464,9 @@ class EmulatedDriver:
             if capture is not None:
                 capture.put(stream, launch)
             else:
-                self._cuda.schedule.put(into, OperationKind.LAUNCH, launch=launch)
+                is_blocking = isinstance(launch, nccl.CollectiveWork)
+                kind = OperationKind.BLOCKING if is_blocking else OperationKind.LAUNCH
+                self._cuda.schedule.put(into, kind, launch=launch)
 
     @contextmanager
     def _outside_capture(self, call: str) -> Iterator[None]:

@@ -83,6 +83,16 @@ AF_SHUFFLE_OF(double, f64)
 /* What each thread of the warp gave, in their order; it stands until two exchanges later. */
 #define AF_EXCHANGE_ALL(bits) af_here->exchange(bits, AF_SITE)
 
+#define AF_WARP_BARRIER() ((void)AF_EXCHANGE_ALL(0))
+AF_FUNCTION uint32_t af_equal_in_warp(uint32_t x, int32_t line) {
+    const uint64_t *all = af_here->exchange(x, line);
+    uint32_t mask = 0;
+    for (int32_t i = 0; i < 32; i++) mask |= (uint32_t)((uint32_t)all[i] == x) << i;
+    return mask;
+}
+#define AF_EQUAL_IN_WARP(x) af_equal_in_warp((uint32_t)(x), AF_SITE)
+#define AF_COUNT_BITS(mask) __builtin_popcount(mask)
+
 /* The tree of shuffles by which threads of a warp reduce, from one meeting: a switch costs more than
  * a whole tree. In its own order each thread joins what shuffles would have brought. */
 #define AF_IN_WARP(type, bits, SHUFFLE, JOIN, x, width)                                         \

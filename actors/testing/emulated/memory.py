@@ -115,7 +115,7 @@ class EmulatedMemory:
         """Raise CudaError where `who` wrote beside a block."""
         spoiled = self.spoiled()
         if spoiled is not None:
-            message = f"{who} wrote beside {spoiled}"
+            message = f"{who} wrote outside {spoiled}"
             raise CudaError(message, code=ILLEGAL_ADDRESS, call="launch")
 
 

@@ -10,6 +10,7 @@ from rows.all_rows import find_row
 from rows.gpt2 import gpt2_row
 from rows.row import Row
 
+from actors.kernels.common.kernel import KernelNeeds, KernelPlan
 from actors.kernels.cuda.calls import KernelText, RunKernel
 from actors.kernels.cuda.kernel import CudaKernel
 from actors.machine.protocol import DeviceFault
@@ -37,11 +38,9 @@ class Wild:
 
     name, op = "wild", "wild"
 
-    def query(self, attrs, inputs, outputs):
-        return None
-
-    def bind(self, attrs, inputs, outputs, workspace):
-        return (RunKernel(_WILD, _WILD.kernels[0], 1, 32, (16,)),)
+    def plan(self, attrs, inputs, outputs):
+        calls = (RunKernel(_WILD, _WILD.kernels[0], 1, 32, (16,)),)
+        return KernelPlan(KernelNeeds(), lambda *operands: calls)
 
 
 def run(found: Findings, place: Place) -> None:
@@ -114,7 +113,7 @@ def _bad_address(found: Findings, place: Place) -> None:
     kernel: CudaKernel = Wild()
     device = open_device(place, more={"wild": kernel})
     stream = device.make_stream("wild")
-    (chain,) = device.bind_chain(stream, (device.bind("wild", {}, (), (), None),))
+    (chain,) = device.bind_chain(stream, (device.bind("wild", {}, (), (), None, ()),))
     faults = []
     for _ in range(2):
         try:

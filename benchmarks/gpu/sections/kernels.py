@@ -17,11 +17,10 @@ import numpy as np
 from actors.device.cuda import cudnn
 from actors.device.cuda.device import CudaDevice
 from actors.device.cuda.driver import CudaError
-from actors.kernels.common.kernel import Operand
+from actors.kernels.common.kernel import Operand, require_plan
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.calls import DeviceCall, RunCudnn, RunKernel, every_call
-from actors.kernels.cuda.cudnn_kernels import CUDNN
-from actors.kernels.cuda.cudnn_library import CudnnLibrary
+from actors.kernels.cuda.cudnn_library import CUDNN, CudnnLibrary
 from actors.kernels.cuda.kernel import DeviceView
 from actors.machine.protocol import DeviceFault
 from compiler.contract.placement import Memory
@@ -216,11 +215,13 @@ def _calls(called: list[Called]) -> Iterator[DeviceCall]:
                 kernel, needs = _chosen(call, node)
             except (LookupError, Wrong):
                 continue
+            lying = _sides(call, node)
             sides = [
                 tuple([DeviceView(1 << 30, x.type, x.strides_bytes) for x in operands])
-                for operands in _sides(call, node)
+                for operands in lying
             ]
-            calls = kernel.bind(dict(node.attrs), *sides, scratch(1 << 31, needs.workspace_bytes))
+            plan = require_plan(kernel, dict(node.attrs), *lying)
+            calls = plan.bind(*sides, scratch(1 << 31, needs.workspace_bytes))
             yield from every_call(calls)
 
 
@@ -269,7 +270,8 @@ def _launched(
     ]
     workspace = views.pop() if needs.workspace_bytes else None
     sides = tuple(views[: len(given)]), tuple(views[len(given) : len(types) - 1])
-    launch = device.bind(kernel.name, MappingProxyType(dict(node.attrs)), *sides, workspace)
+    attrs = MappingProxyType(dict(node.attrs))
+    launch = device.bind(kernel.name, attrs, *sides, workspace, tuple(types[:-1]))
     (chain,) = device.bind_chain(stream, (launch,))
     images = []
     for _ in range(2):

@@ -6,6 +6,7 @@ launch that was timed, in a graph as plans have it, beside what the description 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -16,6 +17,7 @@ from typing import cast
 
 import numpy as np
 
+from actors.device.cuda import cudnn
 from actors.device.cuda.device import CudaDevice
 from actors.device.cuda.driver import CudaDriver
 from actors.device.cuda.streams import CudaStream
@@ -34,6 +36,8 @@ _MOVED, _IN_CACHE, _NODES, _COPIES = 256 << 20, 8 << 20, 500, 20
 _LINK_BYTES = 256 << 20
 _ROWS, _WIDTH, _VOCAB = 65_536, 768, 50_304
 _TINY = 12
+_HEADS = (64, 12, 1024, 64), (16, 12, 4096, 64), (1, 12, 1024, 64)
+"""Heads of attention: of GPT-2's step, longer ones, and few."""
 
 _LARGE_FLOPS = 2e10
 """Products of so many reach the rate that they are given; smaller ones tell what they fall short.
@@ -47,7 +51,7 @@ def _product(m: int, k: int, n: int, dtype: DType = _BF16, first: str = "") -> P
     return Probe(name, sides, lambda emit, a, b: emit("matmul", a, b))
 
 
-_PRODUCTS = (
+PRODUCTS = (
     _product(8192, 8192, 8192),
     _product(4096, 4096, 4096, _FP16),
     _product(4096, 4096, 4096, _FP32),
@@ -62,6 +66,8 @@ _PRODUCTS = (
     _product(3072, 1024, 768, first="a"),
     _product(1024, 768, _VOCAB, first="b"),
     _product(1024, 768, 768, _FP32),
+    _product(20, 512, 2048, _FP32),
+    _product(20, 2048, 512, _FP32),
 )
 
 
@@ -81,20 +87,46 @@ def _sum_of_rows(emit: Emitter, x: ValueId) -> tuple[ValueId, ...]:
 
 _ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
 _ONE = Probe("one element", (Tensor(_FP32, (1,)),), lambda emit, x: emit("neg", x))
-_GELUS = Probe("work of 4 gelus in float32", (Tensor(_FP32, (1024, 2048)),), _many_gelus)
+GELUS = Probe("work of 4 gelus in float32", (Tensor(_FP32, (1024, 2048)),), _many_gelus)
 
 
 def _wide(dtype: DType = _BF16, rows: int = _ROWS, columns: int = _WIDTH) -> Tensor:
     return Tensor(dtype, (rows, columns))
 
 
-def _norm_gradient(rows: int) -> Probe:
+def _slope_of_gelu(emit: Emitter, dy: ValueId, x: ValueId) -> tuple[ValueId, ...]:
+    (dx,) = emit("gelu_grad", dy, x)
+    return dx, *emit("sum", dx, axes=(0,), keepdims=False)
+
+
+def _attention(heads: tuple[int, ...], *, gradient: bool = False, kernel: str = "") -> Probe:
+    """Return causal attention of heads [.., rows, width], or its gradient.
+
+    Products that the mask hides are not counted, and those computed twice are counted once.
+    """
+    *outer, rows, width = heads
+    scores = math.prod(outer) * rows * (rows + 1) / 2
+    one, attrs = Tensor(_BF16, heads), {"scale": width**-0.5, "causal": True}
+    op, count = ("attention_grad", 5) if gradient else ("attention", 2)
+    inputs = (one,) * 3
+    if gradient:
+        inputs = (*(one,) * 5, *(Tensor(_FP32, heads[:-1]),) * 2)
+    name = f"{op} {'x'.join(map(str, heads))}{' ' * bool(kernel)}{kernel}"
+
+    def emit_attention(emit: Emitter, *values: ValueId) -> tuple[ValueId, ...]:
+        return emit(op, *values, **attrs)
+
+    return Probe(name, inputs, emit_attention, 2.0 * count * scores * width, kernel)
+
+
+def _norm_gradient(rows: int, dtype: DType = _BF16) -> Probe:
     def emit_gradient(emit: Emitter, *values: ValueId) -> tuple[ValueId, ...]:
         return emit("layer_norm_grad", *values, eps=1e-5, given=(0,), shape=emit.shape(values[0]))
 
-    numbers = [Tensor(_BF16, (rows,))] * 3
-    inputs = _wide(rows=rows), _wide(rows=rows), Tensor(_BF16, (_WIDTH,)), *numbers
-    return Probe(f"layer norm backward {rows}x{_WIDTH}", inputs, emit_gradient)
+    numbers = [Tensor(dtype, (rows,))] * 3
+    inputs = *[_wide(dtype, rows)] * 2, Tensor(dtype, (_WIDTH,)), *numbers
+    of = "" if dtype is _BF16 else f"{dtype.value} "
+    return Probe(f"layer norm backward {of}{rows}x{_WIDTH}", inputs, emit_gradient)
 
 
 def _norm(rows: int) -> Probe:
@@ -105,12 +137,16 @@ def _norm(rows: int) -> Probe:
 
 _OTHERS = (
     _ONE,
-    _GELUS,
+    GELUS,
     Probe("bias and gelu 65536x3072", (_wide(columns=3072), Tensor(_BF16, (3072,))), _bias_gelu),
     Probe("bias and gelu 1024x3072",
           (_wide(rows=1024, columns=3072), Tensor(_BF16, (3072,))), _bias_gelu),
     *[_norm(rows) for rows in (_ROWS, 1024)],
     *[_norm_gradient(rows) for rows in (_ROWS, 1024)],
+    _norm_gradient(_ROWS, _FP32),
+    Probe("slope of gelu with bias gradient 65536x3072", (_wide(columns=3072),) * 2,
+          _slope_of_gelu),
+    *[_attention(heads, gradient=gradient) for gradient in (False, True) for heads in _HEADS],
     *[Probe(f"column sums {rows}x2304", (_wide(rows=rows, columns=2304),), _sum_of_rows)
       for rows in (_ROWS, 1024)],
     Probe("sum over a batch 64x1024x768", (Tensor(_BF16, (64, 1024, 768)),), _sum_of_rows),
@@ -131,8 +167,12 @@ _OTHERS = (
           lambda emit, *values: emit("adamw_update", *values, **_ADAM)),
 )  # fmt: skip
 
-PROBES = (*_OTHERS, *_PRODUCTS)
+PROBES = (*_OTHERS, *PRODUCTS)
 """All that is launched."""
+
+_BY_CUDNN = (_attention(_HEADS[0], gradient=True, kernel="cudnn.attention_grad"),)
+"""What is launched besides, with cuDNN: its gradient with scores kept, which plans do not select.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +195,9 @@ class Card:
         lies = TensorType(dtype, (1, count)), (dtype.itemsize * count, dtype.itemsize)
         views = [DeviceView(self.space + n * size + offset, *lies) for n in (0, 1)]
         attrs = MappingProxyType({"program": program, "rows": 1, "columns": count})
-        launch = self.device.bind("cuda.fused", attrs, (views[0],), (views[1],), None)
+        launch = self.device.bind(
+            "cuda.fused", attrs, (views[0],), (views[1],), None, (lies[0], lies[0])
+        )
         planned_ns = 2 * size / gpu_named(GPU).bytes_per_ns
         return ProbeLaunch("", launch, planned_ns, 2 * size, attrs, (views[0],))
 
@@ -188,14 +230,14 @@ def run(found: Findings, place: Place) -> None:
     with found.part("memory"):
         _memory(rates, card, is_tiny=is_tiny)
     bound = []
-    for probe in PROBES:
+    for probe in (*PROBES, *(_BY_CUDNN if not is_tiny and cudnn.can_run() else ())):
         with found.part(probe.name):
             bound.append(bind_probe(device, _small(probe) if is_tiny else probe, card.space))
     for launch in bound:
         with found.part(launch.name):
             took[launch.name] = launch, card.took_ns(launch)
             found.fact(launch.name, _told(*took[launch.name]))
-    _fit(rates, took)
+    fit_rates(rates, took)
     for name, value in rates.changed.items():
         for part, number in value.items() if isinstance(value, Mapping) else (("", value),):
             found.metric(f"{name}{' ' * bool(part)}{part}", number)
@@ -268,19 +310,19 @@ def _memory(rates: Rates, card: Card, *, is_tiny: bool) -> None:
     rates.changed["l2_bytes_per_ns"] = _short(max(fast, rate))
 
 
-def _fit(rates: Rates, took: Took) -> None:
+def fit_rates(rates: Rates, took: Took) -> None:
     """Give products and other work the rates with which the estimates of plans come out."""
     call_ns = rates.now("call_ns")
     if _ONE.name in took:
         rates.changed["latency_ns"] = _short(_less(took[_ONE.name][1], call_ns))
-    if _GELUS.name in took:
-        bound, ns = took[_GELUS.name]
+    if GELUS.name in took:
+        bound, ns = took[GELUS.name]
         program = cast("FusedProgram", bound.attrs["program"])
         elements = bound.size_bytes / 8
         rates.changed["flops_per_ns"] = _short(elements * weight(program) / _less(ns, call_ns))
     products = dict(rates.gpu.product_flops_per_ns)
     for dtype, rate in products.items():
-        those = [took[p.name] for p in _PRODUCTS if p.name in took
+        those = [took[p.name] for p in PRODUCTS if p.name in took
                  and p.inputs[0].dtype.value == dtype and _flops(p) >= _LARGE_FLOPS]  # fmt: skip
         times = [_less(b.planned_ns, rates.gpu.call_ns) / _less(ns, call_ns) for b, ns in those]
         if times:
@@ -302,8 +344,10 @@ def _short(value: float) -> float:
 
 
 def _told(bound: ProbeLaunch, ns: float) -> str:
-    rate = bound.size_bytes / ns / 1e3
-    return f"{ns / 1e3:.2f} us, planned {bound.planned_ns / 1e3:.2f}, {rate:.3f} TB/s"
+    rate = f"{bound.size_bytes / ns / 1e3:.3f} TB/s"
+    if bound.flops:
+        rate += f", {bound.flops / ns / 1e3:.0f} TFLOP/s"
+    return f"{ns / 1e3:.2f} us, planned {bound.planned_ns / 1e3:.2f}, {rate}"
 
 
 def _small(probe: Probe) -> Probe:

@@ -54,7 +54,7 @@ TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
 WAVE_S, TIMED_S, MOST_TIMED_S = 34.0, 3.0, 8.0
 """What compiling takes that is waited for; what a rival takes to be timed, and what it is given."""
 
-_FEW_THREADS = {"TORCHINDUCTOR_COMPILE_THREADS": "4", "OMP_NUM_THREADS": "2"}
+FEW_THREADS = {"TORCHINDUCTOR_COMPILE_THREADS": "4", "OMP_NUM_THREADS": "2"}
 _KILLED_S = 5.0
 _WORD = "rival: "
 
@@ -107,24 +107,38 @@ class Rival:
         self.reader.join(_KILLED_S)  # a process that it started may hold the line
 
 
-def run(found: Findings, place: Place) -> None:
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Which rivals are timed in which order, by which script, and what that may take."""
+
+    waves: tuple[tuple[tuple[str, str], ...], ...] = WAVES
+    script: Path = SCRIPT
+    wave_s: float = WAVE_S
+    timed_s: float = TIMED_S
+
+
+_USUAL = Timing()
+
+
+def run(found: Findings, place: Place, timing: Timing = _USUAL) -> None:
     try:
         found.fact("torch", importlib.metadata.version("torch"))
     except importlib.metadata.PackageNotFoundError as error:
         raise Skipped("torch is not here") from error
-    for number, wave in enumerate(WAVES):
+    waves = timing.waves
+    for number, wave in enumerate(waves):
         # A later wave comes where it can end: its members compile as long as these.
-        if number and place.left_s < WAVE_S + TIMED_S * len(wave):
-            left = [f"{name} {variant}" for later in WAVES[number:] for name, variant in later]
+        if number and place.left_s < timing.wave_s + timing.timed_s * len(wave):
+            left = [f"{name} {variant}" for later in waves[number:] for name, variant in later]
             found.fact("no time was left for", ", ".join(left))
             return
-        with _started(wave) as rivals:
-            _wave(found, place, rivals)
+        with _started(wave, timing.script) as rivals:
+            _wave(found, place, rivals, timing)
 
 
-def _wave(found: Findings, place: Place, rivals: list[Rival]) -> None:
+def _wave(found: Findings, place: Place, rivals: list[Rival], timing: Timing) -> None:
     """Time those that are ready in time, while the others stand still, and then these."""
-    until = monotonic() + min(WAVE_S, max(place.left_s - TIMED_S * len(rivals), 1.0))
+    until = monotonic() + min(timing.wave_s, max(place.left_s - timing.timed_s * len(rivals), 1.0))
     ready = [(rival, rival.said(until)) for rival in rivals]
     late = [rival for rival, first in ready if first is None]
     for rival in late:
@@ -135,7 +149,7 @@ def _wave(found: Findings, place: Place, rivals: list[Rival]) -> None:
     for rival in late:
         rival.signal(signal.SIGCONT)
     for rival in late:
-        until = monotonic() + min(WAVE_S, place.left_s - TIMED_S)
+        until = monotonic() + min(timing.wave_s, place.left_s - timing.timed_s)
         first = rival.said(until)
         if first is not None:
             _measure(found, place, rival, first)
@@ -146,14 +160,14 @@ def _wave(found: Findings, place: Place, rivals: list[Rival]) -> None:
 
 
 @contextmanager
-def _started(wave: tuple[tuple[str, str], ...]) -> Iterator[list[Rival]]:
+def _started(wave: tuple[tuple[str, str], ...], script: Path) -> Iterator[list[Rival]]:
     rivals = []
     try:
         for name, variant in wave:
             process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), name, variant],
+                [sys.executable, str(script), name, variant],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                start_new_session=True, env=os.environ | _FEW_THREADS,
+                start_new_session=True, env=os.environ | FEW_THREADS,
             )  # fmt: skip
             rivals.append(Rival(name, variant, process))
             rivals[-1].reader = threading.Thread(target=rivals[-1].read, daemon=True)

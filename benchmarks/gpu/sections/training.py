@@ -57,7 +57,7 @@ def run(found: Findings, place: Place) -> None:
                     _same_bits(found, place, row, precision, steps, there)
                 if number in pairs:
                     _variants(found, name, row, precision, steps, there, pairs[number])
-                apart = _apart(hosts[number].result(), there)
+                apart = losses_apart(hosts[number].result(), there)
                 title = f"{name}: losses of {steps} steps by the host's"
                 found.within(title, apart, LIMITS[precision])
 
@@ -106,12 +106,12 @@ def _variants(
         again = trained(row, precision, "cuda", steps, recompute="blocks")
         found.check(f"{name}: with all blocks run twice, the same bits", again == there)
     with found.part(f"{name}: two batches a step"):
-        apart = _apart(pair.result(), trained(row, precision, "cuda", steps, accumulate=2))
+        apart = losses_apart(pair.result(), trained(row, precision, "cuda", steps, accumulate=2))
         title = f"{name}: losses of two batches a step by the host's"
         found.within(title, apart, LIMITS[precision])
 
 
-def _apart(here: Trained, there: Trained) -> float:
+def losses_apart(here: Trained, there: Trained) -> float:
     pairs = zip(here.losses, there.losses, strict=True)
     # Not Python's max, which does not see what is no number.
     return float(np.max([abs(a - b) for a, b in pairs]) / np.max(np.abs(here.losses)))

@@ -1,9 +1,17 @@
 """Scaled dot-product attention as one op, so that no score outlives the row it belongs to.
 
 softmax(scale q kT) v (Vaswani et al., 2017) keeps two matrices of queries by keys when it is
-composed of products and a softmax. Here the forward op keeps one number per query, the log of the
-sum of the exponentials of its scores, and the gradient computes the probabilities anew from it
-(Dao, Fu, Ermon, Rudra & Re, FlashAttention, 2022, section 3.1 and appendix B).
+composed of products and a softmax. Here the forward op keeps the log of the sum of the exponentials
+of each query's scores, and the gradient computes the probabilities anew from it (Dao, Fu, Ermon,
+Rudra & Re, FlashAttention, 2022, section 3.1 and appendix B).
+
+That logarithm is two numbers, the nearest float and the rest (Dekker, 1971): of scores of 1e8 a
+float32 alone knows it to 4, and exp(score - lse) would be noise. The difference is exact where the
+scores of the gradient are those of the forward op to the bit, for which kernels see.
+
+The gradient of a score is p (dp - delta), where delta, the sum of p dp over the row, is found as
+that of dy y. These round apart, and of a weight that rounds to 1 no more than that is left: the
+gradient of its score is 0, as it is of a softmax whose delta is the sum of p dp.
 """
 
 from __future__ import annotations
@@ -16,7 +24,7 @@ import numpy as np
 
 from compiler.contract.attrs import Attrs
 from compiler.contract.errors import CompileError
-from compiler.contract.types import HALVES, DType, TensorType, ValueId
+from compiler.contract.types import HALVES, DType, TensorType, ValueId, numpy_dtype
 from compiler.graph.columns import Grads, SbpSignature, by_axes, last_labels, sbp_signatures
 from compiler.graph.graph import GraphBuilder, Node, gradient
 from compiler.graph.registry import (
@@ -33,9 +41,9 @@ from compiler.graph.registry import (
     infer_type,
     reference,
 )
-from compiler.ops.families.arithmetic import ADD, EXP, MUL, SUB
+from compiler.ops.families.arithmetic import ADD, DIV, EXP, MAXIMUM, MUL, SUB
 from compiler.ops.primitives.matmul import MATMUL
-from compiler.ops.primitives.reduce import SUM, sum_to, total
+from compiler.ops.primitives.reduce import MAX, SUM, sum_to, total
 from compiler.ops.primitives.shape import cast_to, reshape_to, swap_last_axes
 from compiler.ops.primitives.sources import (
     DROPOUT,
@@ -46,11 +54,11 @@ from compiler.ops.primitives.sources import (
 )
 
 ATTENTION = define("attention")
-"""q [..., T, D], k [..., S, D], v [..., S, E] -> y [..., T, E], lse [..., T].
+"""q [..., T, D], k [..., S, D], v [..., S, E] -> y [..., T, E], lse [..., T], tail [..., T].
 
-y = softmax(scale q kT) v; lse is the log of the sum of exponentials of a row of scores, kept for
-the gradient, in float32 where y has 16 bits. Floats; equal leading axes, S >= 1. Attrs: scale (>
-0), causal.
+y = softmax(scale q kT) v; lse + tail is the log of the sum of exponentials of a row of scores, kept
+for the gradient, in float32 where y has 16 bits: lse is its nearest float, tail what that lacks.
+Floats; equal leading axes, S >= 1. Attrs: scale (> 0), causal.
 
 Causal: key j counts for query i only when j <= i + max(S - T, 0): NaN in a key or value that a
 query does not see changes nothing of that query, nor of its gradient. Not so the other way round:
@@ -69,7 +77,7 @@ After v may come a mask, and after that a seed [] and a step [] (int64):
 """
 
 ATTENTION_GRAD = define("attention_grad")
-"""dy, q, k, v, y, lse, and what came after v -> dq, dk, dv. Attrs are those of attention.
+"""dy, q, k, v, y, lse, tail, and what came after v -> dq, dk, dv. Attrs are those of attention.
 
 It has no gradient itself.
 """
@@ -86,20 +94,21 @@ def _attention_type(inputs: Types, attrs: Attrs) -> Types:
     batch, rows = q.shape[:-2], q.shape[-2]
     return (
         TensorType(q.dtype, (*batch, rows, v.shape[-1])),
-        TensorType(_statistics_dtype(q.dtype), (*batch, rows)),
+        *[TensorType(_statistics_dtype(q.dtype), (*batch, rows))] * 2,
     )
 
 
 @infer_type.of(ATTENTION_GRAD)
 def _attention_grad_type(inputs: Types, attrs: Attrs) -> Types:
-    more = _expect_more(inputs, 6)
-    names = ("dy", "q", "k", "v", "y", "lse")
-    dy, q, k, v, y, lse = expect_inputs(inputs[: len(inputs) - len(more)], *names)
+    more = _expect_more(inputs, 7)
+    names = ("dy", "q", "k", "v", "y", "lse", "tail")
+    dy, q, k, v, y, *statistics = expect_inputs(inputs[: len(inputs) - len(more)], *names)
     _expect_attention(q, k, v, attrs)
     _expect_extras(q, k, more, attrs)
     expect_type(y, "y", TensorType(q.dtype, (*q.shape[:-1], v.shape[-1])))
     expect_type(dy, "dy", y)
-    expect_type(lse, "lse", TensorType(_statistics_dtype(q.dtype), q.shape[:-1]))
+    for name, type_ in zip(names[5:], statistics, strict=True):
+        expect_type(type_, name, TensorType(_statistics_dtype(q.dtype), q.shape[:-1]))
     return q, k, v
 
 
@@ -180,18 +189,22 @@ def _attention_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     if mask is not None:
         sums = np.where(sums == 0, sums.dtype.type(1), sums)
     p = e / sums * _kept(scores, dropout, attrs)
-    return _weighted(p, v, attrs), (largest + np.log(sums))[..., 0]
+    log_sums = np.log(sums)
+    lse = largest + log_sums
+    tail = (largest - lse) + log_sums
+    return _weighted(p, v, attrs), lse[..., 0], tail[..., 0]
 
 
 @reference.of(ATTENTION_GRAD)
 def _attention_grad_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    dy, q, k, v, y, lse, *more = inputs
+    dy, q, k, v, y, lse, tail, *more = inputs
     mask, dropout = extras_of(more, attrs)
-    p = np.exp(_scores(q, k, mask, attrs) - lse[..., None])
+    p = np.exp(_scores(q, k, mask, attrs) - lse[..., None] - tail[..., None])
     factor = _kept(p, dropout, attrs)
     # sum(dy * y) of a row is sum(dp * p) of it, and needs no scores.
     delta = total(dy * y, -1, keepdims=True)
-    ds = attrs.float_("scale") * p * (np.matmul(dy, v.swapaxes(-1, -2)) * factor - delta)
+    slope = np.matmul(dy, v.swapaxes(-1, -2)) * factor - delta
+    ds = attrs.float_("scale") * np.where(p == 1, 0, p) * slope
     if attrs.bool_("causal"):
         ds = np.where(_allowed(ds), ds, 0)
     return (
@@ -267,8 +280,8 @@ def visible_scores(inputs: Types, attrs: Attrs) -> int:
 
 @gradient.of(ATTENTION)
 def _attention_gradient(b: GraphBuilder, node: Node, grads: Grads) -> Grads:
-    dy, dlse = grads
-    if dlse is not None:
+    dy, *of_statistics = grads
+    if any([x is not None for x in of_statistics]):
         raise CompileError(
             f"{node.source}: attention has no gradient for lse; compute it with a product, max,"
             " exp, sum and log where it is needed in the loss"
@@ -283,25 +296,32 @@ def _attention_gradient(b: GraphBuilder, node: Node, grads: Grads) -> Grads:
 
 
 def _mask_gradient(b: GraphBuilder, node: Node, mask: ValueId, dy: ValueId) -> ValueId:
-    """Emit the gradient of the mask, a whole matrix of scores: pruned where nobody trains one."""
+    """Emit the gradient of the mask, a whole matrix of scores: pruned where nobody trains one.
+
+    Its scores are those of a product of its own, which may differ from the kernels' in their last
+    places: so their softmax is computed anew, not from lse.
+    """
     q, k, v, _, *dropout = node.inputs
-    y, lse = node.outputs
     mask_type = b.type_of(mask)
     dtype = _statistics_dtype(mask_type.dtype)  # scores of 16-bit operands need not fit their type
-    q, k, v, mask, dy, y = [cast_to(b, x, dtype) for x in (q, k, v, mask, dy, y)]
+    q, k, v, mask, dy = [cast_to(b, x, dtype) for x in (q, k, v, mask, dy)]
     scale = scalar(b, node.attrs.float_("scale"), dtype)
     scores = b.emit_one(
         ADD, b.emit_one(MUL, b.emit_one(MATMUL, q, swap_last_axes(b, k)), scale), mask
     )
-    by_row = reshape_to(b, cast_to(b, lse, dtype), (*b.type_of(lse).shape, 1))
+    row = (b.type_of(scores).rank - 1,)
+    lowest = scalar(b, float(np.finfo(numpy_dtype(dtype)).min), dtype)
+    # A query that sees nothing has the lowest number for a maximum, and 1 for a sum of zeros.
+    largest = b.emit_one(MAXIMUM, b.emit_one(MAX, scores, axes=row, keepdims=True), lowest)
+    exponentials = b.emit_one(EXP, b.emit_one(SUB, scores, largest))
+    sums = b.emit_one(SUM, exponentials, axes=row, keepdims=True)
+    weights = b.emit_one(DIV, exponentials, b.emit_one(MAXIMUM, sums, scalar(b, 1.0, dtype)))
     dp = b.emit_one(MATMUL, dy, swap_last_axes(b, v))
     if dropout:
         attrs = {name: node.attrs[name] for name in ("p", "key")}
         (dp,) = b.emit(DROPOUT, (dp, *dropout[:2], *_firsts_of_rows(b, dp, dropout[2:])), attrs)
-    delta = b.emit_one(SUM, b.emit_one(MUL, dy, y), axes=(b.type_of(y).rank - 1,), keepdims=True)
-    slopes = b.emit_one(
-        MUL, b.emit_one(EXP, b.emit_one(SUB, scores, by_row)), b.emit_one(SUB, dp, delta)
-    )
+    delta = b.emit_one(SUM, b.emit_one(MUL, weights, dp), axes=row, keepdims=True)
+    slopes = b.emit_one(MUL, weights, b.emit_one(SUB, dp, delta))
     return cast_to(b, sum_to(b, slopes, mask_type.shape), mask_type.dtype)
 
 

@@ -15,7 +15,7 @@ from compiler.contract.types import ValueId
 from compiler.graph.columns import Grads, gradient_of
 from compiler.graph.graph import GraphBuilder, Node
 from compiler.graph.registry import OpTypeError, Types
-from compiler.ops.families.arithmetic import ADD, MUL, SUB, scaled
+from compiler.ops.families.arithmetic import MUL, SUB, scaled
 from compiler.ops.language.define import fused_op
 from compiler.ops.language.expressions import Expression
 from compiler.ops.primitives.reduce import sum_to
@@ -138,6 +138,18 @@ get nothing.
 """
 
 
+BATCH_NORM_GRAD = fused_op(
+    "batch_norm_grad",
+    "dy, x, mean, slope, shift, scale -> dx",
+    lambda dy, x, mean, slope, shift, scale: (dy - ((x - mean) * slope + shift)) * scale,
+)
+"""dx = (dy - ((x - mean) slope + shift)) scale: what flows back to x past all sums of batch_norm.
+
+It is one op so that it is computed in float32 whole, also where dy and x are of 16 bits: the
+difference of x to its mean has few digits left there.
+"""
+
+
 @gradient_of(BATCH_NORM)
 def _batch_norm(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     """Two sums of one walk, where the derived formula has two walks more over x."""
@@ -148,8 +160,8 @@ def _batch_norm(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     sum_dy = sum_to(b, dy, mean_type.shape)
     sum_product = b.emit_one(MUL, sum_to(b, b.emit_one(MUL, dy, difference), mean_type.shape), rstd)
     slope = b.emit_one(MUL, scaled(b, sum_product, share), rstd)
-    correction = b.emit_one(ADD, b.emit_one(MUL, difference, slope), scaled(b, sum_dy, share))
-    dx = b.emit_one(MUL, b.emit_one(SUB, dy, correction), b.emit_one(MUL, rstd, weight))
+    shift, scale = scaled(b, sum_dy, share), b.emit_one(MUL, rstd, weight)
+    dx = b.emit_one(BATCH_NORM_GRAD, dy, x, mean, slope, shift, scale)
     pairs = ((sum_product, weight), (sum_dy, bias))
     narrow = [sum_to(b, value, b.type_of(like).shape) for value, like in pairs]
     return (dx, None, None, *narrow)

@@ -9,6 +9,8 @@ products or sums of axes are staged.
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+
 import numpy as np
 
 from compiler.contract.attrs import Attrs
@@ -48,21 +50,31 @@ def _damped_momentum(
     return param - now * lr, now
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamSettings:
+    """Shares of the old means, what divisors are kept above 0 by, and the decay of weights."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+
+
 def _adamw(
-    param: Value, grad: Value, m: Value, v: Value, lr: Value, step: Value,
-    *, beta1: float, beta2: float, eps: float, weight_decay: float,
-) -> tuple[Value, Value, Value]:  # fmt: skip
+    param: Value, grad: Value, m: Value, v: Value, lr: Value, step: Value, settings: AdamSettings
+) -> tuple[Value, Value, Value]:
     """Return the update with t = step + 1, its last term with one division less per element.
 
     lr / (1 - beta1^t) * m / (sqrt(v) / s + eps) is computed as
     (lr s / (1 - beta1^t)) * m / (sqrt(v) + eps s), where s = sqrt(1 - beta2^t).
     """
     t, rate, dtype = step.to(DType.FLOAT64) + 1.0, lr.to(DType.FLOAT64), param.dtype
+    beta1, beta2 = settings.beta1, settings.beta2
     correction = (1.0 - beta2**t).sqrt()
     mean = m * beta1 + grad * (1.0 - beta1)
     square = v * beta2 + grad * (1.0 - beta2) * grad  # in this order: grad * grad may overflow
-    shrunk = param * (1.0 - rate * weight_decay).to(dtype)
-    change = mean / (square.sqrt() + (correction * eps).to(dtype))
+    shrunk = param * (1.0 - rate * settings.weight_decay).to(dtype)
+    change = mean / (square.sqrt() + (correction * settings.eps).to(dtype))
     change = change * (rate * correction / (1.0 - beta1**t)).to(dtype)
     return shrunk - change, mean, square
 
@@ -201,6 +213,7 @@ ADAMW_UPDATE = update_op(
     "adamw_update",
     "param: float, grad = param, m = param, v = param, lr = param [], step = int64 -> param, m, v",
     _adamw,
+    settings=AdamSettings,
     shares=("beta1", "beta2"),
 )
 """param, grad, m, v, lr [], step [] -> param', m', v', over them.
@@ -218,40 +231,47 @@ correction uses t = step + 1.
 _ADAM = "param: float, grad = param, m = param, v = param, {}lr = param [], step = int64 -> {}"
 
 
-def moments(grad: Value, m: Value, v: Value, beta1: float, beta2: float) -> tuple[Value, Value]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmsgradSettings(AdamSettings):
+    """The decay is of the weights where it is `decoupled`, else part of gradients."""
+
+    decoupled: bool
+
+
+def moments(grad: Value, m: Value, v: Value, settings: AdamSettings) -> tuple[Value, Value]:
     """Return the new means of gradients and of their squares."""
+    beta1, beta2 = settings.beta1, settings.beta2
     square = v * beta2 + grad * (1.0 - beta2) * grad  # in this order: grad * grad may overflow
     return m * beta1 + grad * (1.0 - beta1), square
 
 
-def corrections(step: Value, beta1: float, beta2: float) -> tuple[Value, Value]:
+def corrections(step: Value, settings: AdamSettings) -> tuple[Value, Value]:
     """Return what the two means lack of their limits after step + 1 steps; the second's root."""
     t = step.to(DType.FLOAT64) + 1.0
-    return 1.0 - beta1**t, (1.0 - beta2**t).sqrt()
+    return 1.0 - settings.beta1**t, (1.0 - settings.beta2**t).sqrt()
 
 
 def _adam(
-    param: Value, grad: Value, m: Value, v: Value, lr: Value, step: Value,
-    *, beta1: float, beta2: float, eps: float, weight_decay: float,
-) -> tuple[Value, Value, Value]:  # fmt: skip
-    slope, dtype = decayed(param, grad, weight_decay), param.dtype
-    mean, square = moments(slope, m, v, beta1, beta2)
-    first, second = corrections(step, beta1, beta2)
-    change = mean / (square.sqrt() + (second * eps).to(dtype))
+    param: Value, grad: Value, m: Value, v: Value, lr: Value, step: Value, settings: AdamSettings
+) -> tuple[Value, Value, Value]:
+    slope, dtype = decayed(param, grad, settings.weight_decay), param.dtype
+    mean, square = moments(slope, m, v, settings)
+    first, second = corrections(step, settings)
+    change = mean / (square.sqrt() + (second * settings.eps).to(dtype))
     return param - change * (lr.to(DType.FLOAT64) * second / first).to(dtype), mean, square
 
 
 def _amsgrad(
     param: Value, grad: Value, m: Value, v: Value, most: Value, lr: Value, step: Value,
-    *, beta1: float, beta2: float, eps: float, weight_decay: float, decoupled: bool,
+    settings: AmsgradSettings,
 ) -> tuple[Value, Value, Value, Value]:  # fmt: skip
-    rate, dtype = lr.to(DType.FLOAT64), param.dtype
-    slope = decayed(param, grad, 0.0 if decoupled else weight_decay)
-    mean, square = moments(slope, m, v, beta1, beta2)
+    rate, dtype, weight_decay = lr.to(DType.FLOAT64), param.dtype, settings.weight_decay
+    slope = decayed(param, grad, 0.0 if settings.decoupled else weight_decay)
+    mean, square = moments(slope, m, v, settings)
     largest = most.maximum(square)
-    first, second = corrections(step, beta1, beta2)
-    shrunk = param * (1.0 - rate * weight_decay).to(dtype) if decoupled else param
-    change = mean / (largest.sqrt() + (second * eps).to(dtype))
+    first, second = corrections(step, settings)
+    shrunk = param * (1.0 - rate * weight_decay).to(dtype) if settings.decoupled else param
+    change = mean / (largest.sqrt() + (second * settings.eps).to(dtype))
     return shrunk - change * (rate * second / first).to(dtype), mean, square, largest
 
 
@@ -304,7 +324,11 @@ def _rmsprop(*, is_centered: bool, has_momentum: bool) -> Op:
 
 
 ADAM_UPDATE = update_op(
-    "adam_update", _ADAM.format("", "param, m, v"), _adam, shares=("beta1", "beta2")
+    "adam_update",
+    _ADAM.format("", "param, m, v"),
+    _adam,
+    settings=AdamSettings,
+    shares=("beta1", "beta2"),
 )
 """As `adamw_update`, with the decay added to the gradient."""
 
@@ -312,6 +336,7 @@ AMSGRAD_UPDATE = update_op(
     "amsgrad_update",
     _ADAM.format("most = param, ", "param, m, v, most"),
     _amsgrad,
+    settings=AmsgradSettings,
     shares=("beta1", "beta2"),
 )
 """As `adam_update`, or where `decoupled` as `adamw_update`; divides by the largest v there was."""
@@ -357,22 +382,21 @@ News = tuple[ValueId, ...]
 
 
 def _lamb_change(
-    param: Value, grad: Value, m: Value, v: Value, step: Value,
-    beta1: float, beta2: float, eps: float, weight_decay: float,
-) -> tuple[Value, Value, Value]:  # fmt: skip
+    param: Value, grad: Value, m: Value, v: Value, step: Value, settings: AdamSettings
+) -> tuple[Value, Value, Value]:
     """Return the direction, before trust, and the new means."""
-    mean, square = moments(grad, m, v, beta1, beta2)
-    first, second = corrections(step, beta1, beta2)
+    mean, square = moments(grad, m, v, settings)
+    first, second = corrections(step, settings)
     dtype = param.dtype
-    change = mean / (square.sqrt() + (second * eps).to(dtype)) * (second / first).to(dtype)
-    return decayed(param, change, weight_decay), mean, square
+    root = square.sqrt() + (second * settings.eps).to(dtype)
+    change = mean / root * (second / first).to(dtype)
+    return decayed(param, change, settings.weight_decay), mean, square
 
 
 def _lamb_step(
-    param: Value, grad: Value, m: Value, v: Value, rate: Value, step: Value,
-    *, beta1: float, beta2: float, eps: float, weight_decay: float,
-) -> tuple[Value, Value, Value]:  # fmt: skip
-    change, mean, square = _lamb_change(param, grad, m, v, step, beta1, beta2, eps, weight_decay)
+    param: Value, grad: Value, m: Value, v: Value, rate: Value, step: Value, settings: AdamSettings
+) -> tuple[Value, Value, Value]:
+    change, mean, square = _lamb_change(param, grad, m, v, step, settings)
     return param - change * rate, mean, square
 
 
@@ -382,6 +406,7 @@ LAMB_STEP = update_op(
     "lamb_step",
     _MOMENTS.format("rate") + " -> param, m, v",
     _lamb_step,
+    settings=AdamSettings,
     shares=("beta1", "beta2"),
 )
 """The step of `lamb_update` once trust is in the rate."""
@@ -389,19 +414,17 @@ LAMB_STEP = update_op(
 
 def _lamb(
     s: CompositeBuilder, param: Value, grad: Value, m: Value, v: Value, lr: Value, step: Value,
-    *, beta1: float, beta2: float, eps: float, weight_decay: float,
+    settings: AdamSettings,
 ) -> News:  # fmt: skip
-    settings = (beta1, beta2, eps, weight_decay)
-    change, _, _ = _lamb_change(param, grad, m, v, step, *settings)
+    change, _, _ = _lamb_change(param, grad, m, v, step, settings)
     size, length = s.norm(param), s.norm(change)
     trust = (size > 0.0).where((length > 0.0).where(size / length, 1.0), 1.0)
-    return s.update(
-        LAMB_STEP, param, grad, m, v, lr * trust, step,
-        beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay,
-    )  # fmt: skip
+    return s.update(LAMB_STEP, param, grad, m, v, lr * trust, step, **asdict(settings))
 
 
-LAMB_UPDATE = composite_update("lamb_update", _MOMENTS.format("lr") + " -> param, m, v", _lamb)
+LAMB_UPDATE = composite_update(
+    "lamb_update", _MOMENTS.format("lr") + " -> param, m, v", _lamb, settings=AdamSettings
+)
 """param, grad, m, v, lr [], step [] -> param', m', v': Adam's direction, as long as param times lr.
 
 Attrs: beta1, beta2, eps, weight_decay. Trust is 1 where a norm is 0.
@@ -421,30 +444,41 @@ def _kept(param: Value, lr: Value, weight_decay: float) -> Value:
     return param * (1.0 - lr.to(DType.FLOAT64) * weight_decay).to(param.dtype)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdafactorSettings:
+    """How fast means forget, bounds of squares and of weights, and of the size of a step (d)."""
+
+    beta2_decay: float
+    eps1: float
+    eps2: float
+    d: float
+    weight_decay: float
+
+
 def _clipped(
     s: CompositeBuilder, param: Value, grad: Value, estimate: Value, lr: Value, count: Value,
-    eps1: float, eps2: float, d: float,
+    settings: AdafactorSettings,
 ) -> Value:  # fmt: skip
     """Return Adafactor's step from the estimate of the squares."""
-    direction = estimate.maximum(eps1 * eps1).rsqrt() * grad
-    denominator = (s.mean(direction * direction).sqrt() * (1.0 / d)).maximum(1.0)
+    direction = estimate.maximum(settings.eps1 * settings.eps1).rsqrt() * grad
+    denominator = (s.mean(direction * direction).sqrt() * (1.0 / settings.d)).maximum(1.0)
     rate = lr.minimum(count.rsqrt().to(param.dtype))
-    return direction * (s.mean(param * param).sqrt().maximum(eps2) * rate / denominator)
+    return direction * (s.mean(param * param).sqrt().maximum(settings.eps2) * rate / denominator)
 
 
 def _adafactor(
     s: CompositeBuilder, param: Value, grad: Value, rows: Value, columns: Value, lr: Value,
-    step: Value,
-    *, beta2_decay: float, eps1: float, eps2: float, d: float, weight_decay: float,
+    step: Value, settings: AdafactorSettings,
 ) -> News:  # fmt: skip
     count = step.to(DType.FLOAT64) + 1.0
-    share = (count**beta2_decay).to(param.dtype)
+    share = (count**settings.beta2_decay).to(param.dtype)
     row, column = s.mean(grad * grad, (-1,)), s.mean(grad * grad, (-2,))
     now = rows + (row - rows) * share
-    estimate = now * (columns + (column - columns) * share) / s.mean(now, (-2,)).maximum(eps1)
-    change = _clipped(s, param, grad, estimate, lr, count, eps1, eps2, d)
+    estimate = now * (columns + (column - columns) * share)
+    estimate = estimate / s.mean(now, (-2,)).maximum(settings.eps1)
+    change = _clipped(s, param, grad, estimate, lr, count, settings)
     return (
-        *s.update(DECAYED_STEP, param, change, lr, weight_decay=weight_decay),
+        *s.update(DECAYED_STEP, param, change, lr, weight_decay=settings.weight_decay),
         *s.update(EMA_UPDATE, rows, row, share),
         *s.update(EMA_UPDATE, columns, column, share),
     )
@@ -452,14 +486,14 @@ def _adafactor(
 
 def _adafactor_vector(
     s: CompositeBuilder, param: Value, grad: Value, variance: Value, lr: Value, step: Value,
-    *, beta2_decay: float, eps1: float, eps2: float, d: float, weight_decay: float,
+    settings: AdafactorSettings,
 ) -> News:  # fmt: skip
     count = step.to(DType.FLOAT64) + 1.0
-    share, square = (count**beta2_decay).to(param.dtype), grad * grad
+    share, square = (count**settings.beta2_decay).to(param.dtype), grad * grad
     estimate = variance + (square - variance) * share
-    change = _clipped(s, param, grad, estimate, lr, count, eps1, eps2, d)
+    change = _clipped(s, param, grad, estimate, lr, count, settings)
     return (
-        *s.update(DECAYED_STEP, param, change, lr, weight_decay=weight_decay),
+        *s.update(DECAYED_STEP, param, change, lr, weight_decay=settings.weight_decay),
         *s.update(EMA_UPDATE, variance, square, share),
     )
 
@@ -469,6 +503,7 @@ ADAFACTOR_UPDATE = composite_update(
     "param: float, grad = param, rows: float, columns: float, lr = param [], step = int64"
     " -> param, rows, columns",
     _adafactor,
+    settings=AdafactorSettings,
 )
 """param [..., R, C], grad, rows [..., R, 1], columns [..., 1, C], lr [], step [] -> all three new.
 
@@ -479,6 +514,7 @@ ADAFACTOR_VECTOR_UPDATE = composite_update(
     "adafactor_vector_update",
     "param: float, grad = param, variance = param, lr = param [], step = int64 -> param, variance",
     _adafactor_vector,
+    settings=AdafactorSettings,
 )
 """The same for a vector or a number, whose squares are kept whole."""
 
@@ -500,23 +536,37 @@ MUON_STEP = update_op(
 """The step of `muon_update` along the direction that its products make."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MuonSettings:
+    """Of the step: momentum, decay, scale of the rate. Of the iteration: a, b, c, steps, eps."""
+
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+    scale: float
+    a: float
+    b: float
+    c: float
+    ns_steps: int
+    eps: float
+
+
 def _muon(
-    s: CompositeBuilder, param: Value, grad: Value, buffer: Value, lr: Value,
-    *, momentum: float, nesterov: bool, weight_decay: float, scale: float,
-    a: float, b: float, c: float, ns_steps: int, eps: float,
-) -> News:  # fmt: skip
-    mean = buffer + (grad - buffer) * (1.0 - momentum)
-    x = grad + (mean - grad) * momentum if nesterov else mean
+    s: CompositeBuilder, param: Value, grad: Value, buffer: Value, lr: Value, settings: MuonSettings
+) -> News:
+    mean = buffer + (grad - buffer) * (1.0 - settings.momentum)
+    x = grad + (mean - grad) * settings.momentum if settings.nesterov else mean
     is_tall = param.shape[0] > param.shape[1]
     x = s.turned(x) if is_tall else x
-    x = x / s.norm(x).maximum(eps)
-    for _ in range(ns_steps):
+    x = x / s.norm(x).maximum(settings.eps)
+    a, b, c = settings.a, settings.b, settings.c
+    for _ in range(settings.ns_steps):
         gram = s.product(x, s.turned(x))
         x = x * a + s.product(gram * b + s.product(gram, gram) * c, x)
     direction = s.turned(x) if is_tall else x
     return s.update(
         MUON_STEP, param, grad, buffer, direction, lr,
-        momentum=momentum, weight_decay=weight_decay, scale=scale,
+        momentum=settings.momentum, weight_decay=settings.weight_decay, scale=settings.scale,
     )  # fmt: skip
 
 
@@ -524,6 +574,7 @@ MUON_UPDATE = composite_update(
     "muon_update",
     "param: float, grad = param, buffer = param, lr = param [] -> param, buffer",
     _muon,
+    settings=MuonSettings,
 )
 """param [R, C], grad, buffer, lr [] -> param', buffer': a step along the momentum made orthogonal.
 

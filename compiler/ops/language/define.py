@@ -123,6 +123,7 @@ def update_op(
     signature: str,
     program: Callable[..., Any],
     *,
+    settings: type | None = None,
     shares: tuple[str, ...] = (),
     check: Check | None = None,
     skippable: bool = True,
@@ -134,6 +135,8 @@ def update_op(
         signature: types of operands and outputs; the variable first, then its gradient.
         program: takes an `Expression` per operand, and the attributes by keyword; returns one
             expression per output, a tuple of them where there are several.
+        settings: what the program takes as its last argument in place of keywords: a dataclass, of
+            which the attributes are the fields.
         shares: attributes that must be in [0, 1). All numbers must be finite.
         check: refuses, by OpTypeError, what neither says.
         skippable: whether a broken step leaves out the update; counters go on.
@@ -143,10 +146,11 @@ def update_op(
     types = read_types(signature.replace(" ->", ", skip? = int64 ->") if skippable else signature)
     operands = [row for row in types.operands if not row.optional]
     names = [row.name for row in operands]
-    attributes = (*attributes_of(program), *[MAXIMIZE] * (skippable and "grad" in names))
+    maximize = [MAXIMIZE] * (skippable and "grad" in names)
+    attributes = (*attributes_of(settings or program), *maximize)
     over = tuple([(out, names.index(name)) for out, name in enumerate(types.results)])
     numbers = tuple([row.is_number and row.name not in types.results for row in operands])
-    rule = Update(program, attributes, numbers, over)
+    rule = Update(_by_keywords(program, settings), attributes, numbers, over)
 
     def infer(inputs: Types, attrs: Attrs) -> Types:
         if "program" in attrs:  # which may read numbers more, for what is done to the gradient
@@ -191,6 +195,13 @@ def update_op(
     reference.register(op, run, where)
     cost.register(op, work, where)
     return op
+
+
+def _by_keywords(program: Callable[..., Any], settings: type | None) -> Callable[..., Any]:
+    """Return a program that takes by keyword what this one takes as its last argument."""
+    if settings is None:
+        return program
+    return lambda *operands, **attrs: program(*operands, settings(**attrs))
 
 
 def _of_one_width(arrays: list[Array]) -> list[Array]:
@@ -387,11 +398,14 @@ class CompositeBuilder:
         return self.read(self.b.emit_one(TRANSPOSE, a.value, perm=(1, 0)))
 
 
+EmitUpdate = Callable[..., tuple[ValueId, ...]]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CompositeUpdate:
     """What a definition says. Equal to itself alone."""
 
-    function: Callable[..., tuple[ValueId, ...]]
+    function: EmitUpdate
     attributes: tuple[Attribute, ...]
     num_operands: int
 
@@ -408,16 +422,19 @@ class CompositeUpdate:
 stages = OpAttr[CompositeUpdate]("stages", "what an update is made of; read by stage_updates")
 
 
-def composite_update(name: str, signature: str, function: Callable[..., tuple[ValueId, ...]]) -> Op:
+def composite_update(
+    name: str, signature: str, function: EmitUpdate, *, settings: type | None = None
+) -> Op:
     """Define an update by what it is made of, and return it.
 
-    The signature is that of `update_op`, and so is the last input, `skip`.
+    Signature and `settings` are those of `update_op`, and so is the last input, `skip`.
     """
     where = sys._getframe(1).f_code.co_filename
     op = define(name)
     types: TypeSignature = read_types(signature.replace(" ->", ", skip? = int64 ->"))
     names = [row.name for row in types.operands if not row.optional]
-    composite = CompositeUpdate(function, (*attributes_of(function), MAXIMIZE), len(names))
+    attributes = (*attributes_of(settings or function), MAXIMIZE)
+    composite = CompositeUpdate(_by_keywords(function, settings), attributes, len(names))
     over = tuple([(out, names.index(result)) for out, result in enumerate(types.results)])
 
     def infer(inputs: Types, attrs: Attrs) -> Types:

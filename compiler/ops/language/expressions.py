@@ -110,8 +110,8 @@ class Expression:
 
     def __bool__(self) -> NoReturn:
         raise OpTypeError(
-            "asks for the truth of an expression, which has no number yet; choose with"
-            " condition.where(a, b)"
+            "needs the truth value of an expression, which has no value while it is traced;"
+            " choose with condition.where(a, b)"
         )
 
     sign = _one("sign")
@@ -493,7 +493,7 @@ def read_signature(text: str) -> Signature:
     elements = {spec.elements for spec in outputs}
     wrong = {
         "gives one name twice": len(set(names)) != len(names),
-        "says of an output what it holds: it has the operands' dtype, or is bool": (
+        "declares the elements of an output: an output has the dtype of the operands, or is bool": (
             not elements <= {"float", "bool"}
         ),
         "has outputs of no dtype: write ': number' of an operand whose dtype they have": (

@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 
 from compiler.contract.attrs import Attrs
-from compiler.contract.sbp import PARTIAL, Split
+from compiler.contract.sbp import PARTIAL, Split, local_slices, splits_of
 from compiler.contract.types import DType, ShardingSpec, TensorType, ValueId, decoded, encoded
 from compiler.graph.columns import (
     Grads,
@@ -187,7 +187,7 @@ def _signatures(inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> list
 def _own_part(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
     """Emit a rank's part, which says of what it is one, but not whose: other ranks' look alike."""
     attrs = {name: value for name, value in call.node.attrs.items() if name != "sbp"}
-    if splits := call.output_splits[0]:
+    if splits := splits_of(call.output_sbp(), call.mesh):
         whole = call.whole_outputs[0].shape
         attrs |= {"shape": call.output_shape(), "whole": whole, "splits": splits}
     return b.emit(call.node.op, (), attrs)
@@ -198,7 +198,8 @@ def _constant_of_part(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
     array = constant_array(call.node)
     if call.output_shape() == array.shape:
         return b.emit(CONSTANT, (), call.node.attrs)
-    return (constant(b, np.ascontiguousarray(array[call.output_parts[0]])),)
+    own = local_slices(array.shape, call.output_sbp(), call.mesh.shape, call.coordinates)
+    return (constant(b, np.ascontiguousarray(array[own])),)
 
 
 # The generator is Philox4x64-10, as numpy.random.Philox has it (Salmon et al., Parallel Random

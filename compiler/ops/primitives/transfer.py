@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from compiler.contract.attrs import Attrs
-from compiler.contract.sbp import PARTIAL, PARTIAL_MAX, PARTIAL_MIN, Sbp, Split, parse_sbp
+from compiler.contract.placement import STAGE as STAGE
+from compiler.contract.sbp import PARTIAL, PARTIAL_MAX, PARTIAL_MIN, Sbp, Split
 from compiler.contract.types import DType, TensorType, ValueId
 from compiler.graph.columns import (
     Grads,
@@ -71,13 +72,15 @@ is_comm.register(ALL_REDUCE, True)
 def _check_comm(inputs: Types, attrs: Attrs) -> None:
     if attrs.int_("num_ranks") < 1:
         raise OpTypeError(f"needs num_ranks >= 1, got {attrs.int_('num_ranks')}")
-    if attrs.int_("bucket") < 0 or attrs.int_("order") < attrs.int_("bucket"):
-        raise OpTypeError(
-            f"needs 0 <= bucket <= order, got bucket {attrs.int_('bucket')}"
-            f" and order {attrs.int_('order')}"
-        )
+    _check_turn(attrs)
     if "when" in attrs and attrs.str_("when") not in (BLOCKING, PREFETCH, DEFERRED):
         raise OpTypeError(f"is wanted ahead, awaited or late, got {attrs.str_('when')!r}")
+
+
+def _check_turn(attrs: Attrs) -> None:
+    bucket, order = attrs.int_("bucket"), attrs.int_("order")
+    if not 0 <= bucket <= order:
+        raise OpTypeError(f"needs 0 <= bucket <= order, got bucket {bucket} and order {order}")
     attrs.str_("group")
 
 
@@ -202,10 +205,6 @@ for _op in (SEND, RECEIVE, OVER_STAGES):
 has_effect.register(SEND, True)
 
 
-STAGE = "stage"
-"""The name of the mesh's axis whose ranks run a stage each."""
-
-
 def is_over_stages(node: Node) -> bool:
     """Whether a node makes one number of what all stages have made of a step."""
     return node.op is OVER_STAGES or (is_collective(node.op) and node.attrs["group"] == STAGE)
@@ -220,12 +219,7 @@ def _check_channel(attrs: Attrs) -> None:
     peer, count = attrs.int_("peer"), attrs.int_("num_ranks")
     if not 0 <= peer < count:
         raise OpTypeError(f"needs a peer of 0 to {count - 1}, got {peer}")
-    if not 0 <= attrs.int_("bucket") <= attrs.int_("order"):
-        raise OpTypeError(
-            f"needs 0 <= bucket <= order, got bucket {attrs.int_('bucket')}"
-            f" and order {attrs.int_('order')}"
-        )
-    attrs.str_("group")
+    _check_turn(attrs)
     attrs.bool_("is_up")
 
 
@@ -240,7 +234,7 @@ def _send_type(inputs: Types, attrs: Attrs) -> Types:
 def _receive_type(inputs: Types, attrs: Attrs) -> Types:
     for type_ in inputs:
         if type_ != TOKEN:
-            raise OpTypeError(f"waits for tokens {TOKEN}, got {type_}")
+            raise OpTypeError(f"needs tokens of type {TOKEN}, got {type_}")
     _check_channel(attrs)
     return (declared_type(attrs),)
 
@@ -346,18 +340,15 @@ def _copy_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
 # it may lie otherwise.
 
 TO_SBP = define("to_sbp")
-"""x -> x. Attrs: sbp, pairs of an axis of the mesh and a word, such as ("model", "S(1)")."""
+"""x -> x. Attrs: sbp, a `Layout`: pairs of an axis of the mesh and a word."""
 
 
 def _check_to_sbp(inputs: Types, attrs: Attrs) -> None:
     pairs = attrs.get("sbp", ())
     for pair in pairs if isinstance(pairs, tuple) else (pairs,):
-        if not isinstance(pair, tuple) or [type(part) for part in pair] != [str, str]:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[1], Sbp):
             raise OpTypeError(f"needs pairs of an axis of the mesh and a word, got {pair!r}")
-        try:
-            word = parse_sbp(str(pair[1]))
-        except ValueError as error:
-            raise OpTypeError(f"is told that {error}") from None
+        word = pair[1]
         if isinstance(word, Split) and word.axis >= inputs[0].rank:
             raise OpTypeError(f"cannot split axis {word.axis} of {inputs[0]}")
 

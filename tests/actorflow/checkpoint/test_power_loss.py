@@ -12,6 +12,7 @@ from random import Random
 import numpy as np
 import pytest
 from disks import LogFs, Mark
+from error_texts import raises
 
 from actorflow.checkpoint.errors import CheckpointError
 
@@ -280,7 +281,7 @@ def test_a_checkpoint_found_in_place_is_synced_before_it_is_acknowledged(make_ru
 
         run = make_run(Edited(fs, outer), RUN)
         with run.manager:
-            with pytest.raises(CheckpointError, match="EIO"):
+            with raises(CheckpointError):
                 run.save(1)
             run.save(1)
             fs.mark("ack 1")

@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 
 import pytest
@@ -97,6 +98,7 @@ def test_a_sound_machine_has_no_warning():
         "ok   nvidia-cublas is not installed: a GPU would need it (extra [cuda])",
         "ok   nvidia-cudnn-frontend is not installed: cuDNN on a GPU would need it (extra [cudnn])",
         "ok   cuda-bindings is not installed: cuDNN on a GPU would need it (extra [cudnn])",
+        "ok   nvidia-nccl-cu13 is not installed: ranks on GPUs would need it (extra [nccl])",
         "ok   cudnn       is not installed: cuDNN on a GPU would need it (extra [cudnn])",
         "ok   cache       /home/ann/.cache/actorflow, writable",
     ]
@@ -160,8 +162,8 @@ def test_an_exported_cache_size_is_named():
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (None, "not recognised: its kernels cannot be told"),
-        (BlasInfo("libmkl_rt.so", None, None), "libmkl_rt.so, not OpenBLAS: its kernels cannot"),
+        (None, "not recognised: its kernels are unknown"),
+        (BlasInfo("libmkl_rt.so", None, None), "libmkl_rt.so, not OpenBLAS: its kernels are"),
     ],
 )
 def test_another_blas_is_told_and_not_warned_of(found, text):
@@ -210,7 +212,7 @@ def test_a_gpu_with_all_that_it_needs_has_no_warning():
     cudnn = InstalledCudnn("/there/libcudnn.so.9", CudnnLibrary((9, 27), is_jit=True))
     packages = dict.fromkeys(SOUND.cuda_packages, "14.2")
     host = replace(SOUND, cuda=ONE_GPU, cuda_packages=packages, cudnn=cudnn)
-    assert report_lines(HOME, host)[10:19] == [
+    assert report_lines(HOME, host)[10:20] == [
         "ok   gpu         driver 580.65.06, which serves CUDA 13.0",
         "ok   cuda:0      NVIDIA H200, 140.0 GiB, 9.0",
         "ok   cupy-cuda13x 14.2",
@@ -219,6 +221,7 @@ def test_a_gpu_with_all_that_it_needs_has_no_warning():
         "ok   nvidia-cublas 14.2",
         "ok   nvidia-cudnn-frontend 14.2",
         "ok   cuda-bindings 14.2",
+        "ok   nvidia-nccl-cu13 14.2",
         "ok   cudnn       9.27, the small one, which compiles its kernels (/there/libcudnn.so.9)",
     ]
 
@@ -249,7 +252,7 @@ def test_a_driver_of_cuda_12_and_a_gpu_without_a_description_are_to_be_mended():
     other = replace(ONE_GPU, gpus=(NvmlDevice("NVIDIA T4", "GPU-9", (7, 5), 16 << 30),))
     [(text, mend), *_] = warnings(cuda=other)
     assert text == "NVIDIA T4, 16.0 GiB, 7.5"
-    assert "there is no description of it" in mend
+    assert "which has no description" in mend
 
 
 def test_a_cache_that_cannot_be_written_is_named():
@@ -260,7 +263,7 @@ def test_a_cache_that_cannot_be_written_is_named():
 
 def test_a_cache_that_is_off_is_told():
     lines = report_lines({"ACTORFLOW_CACHE": "off"}, SOUND)
-    assert "ok   cache       off: every start compiles anew" in lines
+    assert "ok   cache       off: every start compiles again" in lines
 
 
 def test_settings_in_force_are_listed_with_their_meaning():
@@ -280,7 +283,7 @@ def test_settings_that_mean_nothing_are_warnings():
 @pytest.mark.parametrize(("seen", "code"), [(SOUND, 0), (replace(SOUND, compiler=None), 1)])
 def test_the_exit_code_tells_whether_something_is_to_be_mended(monkeypatch, capsys, seen, code):
     monkeypatch.setattr(doctor, "examine", lambda environ: seen)
-    monkeypatch.setattr(doctor.os, "environ", HOME)
+    monkeypatch.setattr(os, "environ", HOME)
     assert doctor.main() == code
     assert capsys.readouterr().out.splitlines() == report_lines(HOME, seen)
 

@@ -97,7 +97,9 @@ def test_the_version_is_told(capsys):
         (["-v", "--", "--", "y"], ["-v", "--", "y"]),
     ],
 )
-@pytest.mark.parametrize(("command", "own"), [("plan", ["--full"]), ("simulate", ["--steps", "2"])])
+@pytest.mark.parametrize(
+    ("command", "own"), [("plan", ["--full"]), ("simulate", ["--no-calibrate", "--steps", "2"])]
+)
 def test_what_a_command_does_not_know_is_its_scripts(
     script, capsys, command, own, given, handed_on
 ):
@@ -170,7 +172,10 @@ def test_a_gpu_is_named_beside_its_device(script, tmp_path, monkeypatch, capsys)
     monkeypatch.setenv("ACTORFLOW_GPU", "")
     refused = [
         (["--gpu", "h20"], "--gpu: no GPU is called 'h20'; did you mean 'h200'?"),
-        (["--device", "sim", "--gpu", "h200"], "--gpu h200 is given, and it runs on sim:0, no GPU"),
+        (
+            ["--device", "sim", "--gpu", "h200"],
+            "--gpu h200 is given, and the job runs on sim:0, which is no GPU",
+        ),
     ]
     for given, text in refused:
         assert main(["plan", script, *given]) == 1

@@ -2,6 +2,7 @@ import sys
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 from actorflow.cli.memory_map import COLOURS, BoxKind, MissingPillow, draw, map_memory, write_png
 
@@ -41,5 +42,5 @@ def test_a_box_is_drawn_at_its_offset_and_time(training_plan):
 
 def test_without_pillow_the_error_names_the_extra(training_plan, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(MissingPillow, match=r'pip install "actorflow\[cli\]"'):
+    with raises(MissingPillow):
         draw(map_memory(training_plan))

@@ -3,15 +3,14 @@ import json
 from dataclasses import replace
 
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
-from actorflow.cli import simulate
 from actorflow.cli import simulate as cli_simulate
 from actorflow.cli.main import main
 from actorflow.distributed import agreed_plan
 from actors.kernels.library import openblas
-from actors.simulation.costs import RunCosts
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import StreamRole
 from compiler.contract.plan_tables import (
@@ -54,7 +53,7 @@ def with_all_reduce(plan):
         "all_reduce",
         (("by", "sum"), ("group", "data"), ("num_ranks", 4), ("order", 0)),
         (len(plan.views),),
-        (),
+        (len(plan.views),),
         None,
         "",
         0,
@@ -86,37 +85,37 @@ def report(capsys, plan, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "wanted"),
+    ("option", "value"),
     [
-        ("--steps", "0", "1 or more, got 0"),
-        ("--devices", "0", "1 or more, got 0"),
-        ("--link", "-1", "more than 0 GB/s, got -1.0"),
-        ("--link", "nan", "more than 0 GB/s, got nan"),
-        ("--latency", "-2", "0 us or more, got -2.0"),
-        ("--straggler", "0.5", "1 or more, got 0.5"),
-        ("--jitter", "1", "0 or more and below 1, got 1.0"),
-        ("--per-host", "0", "1 or more, got 0"),
-        ("--inside", "0", "more than 0 GB/s, got 0.0"),
-        ("--inside-latency", "inf", "0 us or more, got inf"),
-        ("--per-rack", "-1", "0 or more, got -1"),
-        ("--uplink", "-3", "more than 0 GB/s, got -3.0"),
-        ("--spread", "-0.1", "0 or more, got -0.1"),
+        ("--steps", "0"),
+        ("--devices", "0"),
+        ("--link", "-1"),
+        ("--link", "nan"),
+        ("--latency", "-2"),
+        ("--straggler", "0.5"),
+        ("--jitter", "1"),
+        ("--per-host", "0"),
+        ("--inside", "0"),
+        ("--inside-latency", "inf"),
+        ("--per-rack", "-1"),
+        ("--uplink", "-3"),
+        ("--spread", "-0.1"),
     ],
 )
-def test_a_value_that_means_nothing_is_refused_before_there_is_a_plan(option, value, wanted):
-    with pytest.raises(CompileError, match=f"^{option} must be {wanted}$"):
+def test_a_value_that_means_nothing_is_refused_before_there_is_a_plan(option, value):
+    with raises(CompileError):
         cli_simulate.check_options(parsed(option, value))
 
 
 def test_the_uplink_of_racks_that_there_are_not_is_refused():
-    with pytest.raises(CompileError, match=r"--uplink 3 is that of racks, and there are none; .*"):
+    with raises(CompileError):
         cli_simulate.check_options(parsed("--uplink", "3"))
     cli_simulate.check_options(parsed("--uplink", "3", "--per-rack", "2"))
 
 
 def test_a_hierarchy_of_hosts_that_are_not_full_is_refused(plan):
     options = parsed("--devices", "10", "--per-host", "4", "--algorithm", "hierarchical")
-    with pytest.raises(CompileError, match=r"10 devices do not fill hosts of 4; choose --devices"):
+    with raises(CompileError):
         cli_simulate.run(with_all_reduce(plan), options)
 
 
@@ -151,22 +150,20 @@ def test_ranks_of_a_mesh_meet_in_their_groups(plan, capsys):
     row = report(capsys, job)["ranks"]
     assert row["devices"] == 12
     assert row["wire_mb"] == pytest.approx(2 * 3 / 4 * 4096 / 1e6)
-    with pytest.raises(
-        CompileError, match=r"--devices 8: plan 'train' is for a mesh of data=4 x m"
-    ):
+    with raises(CompileError):
         cli_simulate.run(job, parsed("--devices", "8"))
 
 
 def test_the_plan_of_some_ranks_is_not_simulated_as_that_of_all(plan):
     job = on_mesh(with_all_reduce(plan), data=2)
-    with pytest.raises(CompileError, match=r"'train' is that of some ranks .* over 4 ranks along"):
+    with raises(CompileError):
         cli_simulate.run(job, parsed())
 
 
 def test_ranks_that_would_never_meet_are_refused(plan):
-    with pytest.raises(CompileError, match=r"--devices 8: plan 'train' has no all-reduce"):
+    with raises(CompileError):
         cli_simulate.run(plan, parsed("--devices", "8"))
-    with pytest.raises(CompileError, match=r"--straggler 2: plan 'train' runs on one rank"):
+    with raises(CompileError):
         cli_simulate.run(plan, parsed("--straggler", "2"))
 
 
@@ -211,70 +208,56 @@ def test_the_timeline_is_written(plan, tmp_path, capsys):
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize(("arguments", "times"), [([], 1), (["--calibrate"], 2)])
 def test_measured_rates_are_kept_and_measured_again_on_demand(
-    plan, tmp_path, capsys, monkeypatch, arguments, times
+    plan, tmp_path, capsys, monkeypatch, probes, arguments, times
 ):
-    measured = []
-
-    def measure(probe):
-        measured.append(probe)
-        return 1e6
-
     monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path))
-    monkeypatch.setattr(simulate, "stopwatch", lambda clock: measure)
-    monkeypatch.setattr(simulate, "measure_costs", lambda settings: RunCosts())
     parser = argparse.ArgumentParser()
     cli_simulate.add_arguments(parser)
     assert cli_simulate.run(plan, parser.parse_args([])) == 0
-    once = len(measured)
+    once = len(probes.measured)
     assert cli_simulate.run(plan, parser.parse_args(arguments)) == 0
-    assert len(measured) == times * once > 0
+    assert len(probes.measured) == times * once > 0
     assert "rates: measured on this machine" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_threads_that_a_product_took_from_numpy_do_not_measure_again(plan, tmp_path, monkeypatch):
-    measured = []
-
-    def measure(probe):
-        measured.append(probe)
+def test_threads_that_a_product_took_from_numpy_do_not_measure_again(
+    plan, tmp_path, monkeypatch, probes
+):
+    def duration_ns(probe):
         openblas.use_threads(1)  # as the first product of native kernels does
         return 1e6
 
+    probes.duration_ns = duration_ns
     monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path))
-    monkeypatch.setattr(simulate, "stopwatch", lambda clock: measure)
-    monkeypatch.setattr(simulate, "measure_costs", lambda settings: RunCosts())
     parser = argparse.ArgumentParser()
     cli_simulate.add_arguments(parser)
     openblas.use_threads(None)
     try:
         cli_simulate.run(plan, parser.parse_args([]))
-        once = len(measured)
+        once = len(probes.measured)
         cli_simulate.run(plan, parser.parse_args([]))
-        assert len(measured) == once > 0
+        assert len(probes.measured) == once > 0
     finally:
         openblas.use_threads(None)
 
 
 def test_launches_of_a_gpu_are_priced_by_its_description_and_nothing_is_measured(
-    plan, capsys, monkeypatch
+    plan, capsys, probes
 ):
-    monkeypatch.setattr(simulate, "stopwatch", lambda clock: pytest.fail("measured"))
     planned = replace(plan, options=(*plan.options, ("gpu", "h200")))
     parser = argparse.ArgumentParser()
     cli_simulate.add_arguments(parser)
     assert cli_simulate.run(planned, parser.parse_args([])) == 0
     assert "(rates: the description of h200)" in capsys.readouterr().out
-    with pytest.raises(
-        CompileError, match=r"--calibrate measures .* plan 'train' runs on a GPU: its"
-    ):
+    assert probes.measured == []
+    with raises(CompileError):
         cli_simulate.run(planned, parser.parse_args(["--calibrate"]))
 
 
 @pytest.mark.slow
-def test_without_a_cache_rates_are_measured_every_time(plan, capsys, monkeypatch):
+def test_without_a_cache_rates_are_measured_every_time(plan, capsys, monkeypatch, probes):
     monkeypatch.setenv("ACTORFLOW_CACHE", "off")
-    monkeypatch.setattr(simulate, "stopwatch", lambda clock: lambda probe: 1e6)
-    monkeypatch.setattr(simulate, "measure_costs", lambda settings: RunCosts())
     parser = argparse.ArgumentParser()
     cli_simulate.add_arguments(parser)
     assert cli_simulate.run(plan, parser.parse_args([])) == 0

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from error_texts import raises
 
 from actorflow.cli.main import main
 from actorflow.cli.top import add_arguments, is_alive, note, render, run, watch
@@ -106,7 +107,7 @@ def folder(tmp_path):
     status = replace(
         STATUS, pid=os.getpid(), host=socket.gethostname(), written_at_s=time.time(), state="failed"
     )
-    (tmp_path / "status.json").write_text(status.to_json())
+    (tmp_path / "status.json").write_bytes(status.to_json())
     return tmp_path
 
 
@@ -123,13 +124,13 @@ def test_away_from_a_terminal_views_are_plain_lines_and_end_with_the_run(folder,
 
 
 def test_bad_input_is_an_error_that_says_what_is_wrong(folder, tmp_path):
-    with pytest.raises(StatusError, match="there is no run"):
+    with raises(StatusError):
         run(options(tmp_path / "no", "--once"))
     for interval in ("0", "-1", "nan", "1e300"):
-        with pytest.raises(ActorflowError, match="--interval: expected a number of seconds above"):
+        with raises(ActorflowError):
             run(options(folder, "--interval", interval))
     (folder / "status.json").write_text("{")
-    with pytest.raises(StatusError, match=r"status.json is damaged"):
+    with raises(StatusError):
         run(options(folder, "--once"))
 
 
@@ -168,8 +169,9 @@ def test_no_status_draws_on_the_terminal_or_ends_in_a_traceback(folder, capsys):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (math.nan, "elapsed_s is nan, expected a finite number"),
-        (math.inf, "elapsed_s is inf, expected a finite number"),
+        (math.nan, "the text is not JSON: NaN is not JSON"),
+        (math.inf, "the text is not JSON: Infinity is not JSON"),
+        pytest.param(10**400, "elapsed_s is 1000", id="beyond all floats"),
         ("1", "elapsed_s is '1', expected a finite number"),
         (True, "elapsed_s is True, expected a finite number"),
         (1e300, "elapsed_s is 1e+300, expected a number from"),
@@ -236,7 +238,7 @@ sys.exit(run(parser.parse_args([sys.argv[1], "--interval", "60"])))
 
 def test_on_a_terminal_the_view_is_redrawn_in_place_and_q_gives_the_terminal_back(folder):
     running = Status.from_json((folder / "status.json").read_bytes())
-    (folder / "status.json").write_text(replace(running, state="running").to_json())
+    (folder / "status.json").write_bytes(replace(running, state="running").to_json())
     ours, theirs = os.openpty()
     child = subprocess.Popen(
         [sys.executable, "-c", TERMINAL, str(folder)], stdin=theirs, stdout=theirs, stderr=theirs,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -56,42 +57,30 @@ def pulled(function):
 
 
 DEFINED = {
-    "a number": (lambda: af.op(5), "af.op needs a signature first"),
-    "no brackets": (lambda: af.op(lambda x: x), "af.op needs a signature first"),
-    "a ufunc": (lambda: of_program(np.tanh), "stands above a function written in Python"),
-    "no brackets, numpy": (
-        lambda: shown(af.numpy_op(lambda x, y: None), X),
-        "@af.numpy_op('x, y -> z') stands above a function",
-    ),
-    "types of 5": (lambda: of_numpy(types=5), "needs a function written in Python, got 5"),
-    "few": (lambda: of_program(lambda x: x, "x, z -> y"), "of (x), which cannot be called with"),
-    "few arrays": (lambda: of_numpy(body=lambda x: None), "of (x), which cannot be called with"),
-    "many": (lambda: of_program(lambda x, z: x), "missing a required argument: 'z'"),
-    "bool": (lambda: of_program(lambda x: x > 0), "makes y of bool, where its signature says fl"),
-    "no bool": (
-        lambda: of_program(lambda x: x * 2, "x -> y: bool"),
-        "makes y of float32, where its signature says bool; cast it",
-    ),
-    "int out": (lambda: of_program(lambda x: x, "x -> y: int"), "it has the operands' dtype, or"),
-    "no dtype": (lambda: of_program(lambda x: x, "x: int -> y"), "write ': number' of an operand"),
-    "rows": (lambda: of_program(lambda x: x / x.sum()), "with row_sum, and its signature has no"),
-    "fails": (lambda: of_program(lambda x: x.foo), "test_own_ops.py:"),
-    "array": (lambda: of_program(lambda x: x * X), "computes mul of a ndarray; it takes expr"),
-    "default": (lambda: of_numpy(body=lambda x, y, *, n=[1]: 0), "needs n as a number of 64 bits"),
-    "no dy": (lambda: of_program(abs_of, gradient=lambda dz: dz), "takes 'dz'; it may take dy, x"),
-    "and z": (
-        lambda: of_program(abs_of, gradient=lambda dy, z: dy),
-        "takes 'z'; it may take dy, x, y",
-    ),
-    "only x": (lambda: of_program(abs_of, gradient=lambda x: x), "takes no output's gradient"),
-    "an attribute": (
-        lambda: of_program(abs_of, gradient=lambda dy, *, k: dy),
-        "takes the attribute 'k'; it may take none",
-    ),
-    "numpy, no dy": (lambda: of_numpy(lambda dz: dz), "takes 'dz'; it may take dy, x, y"),
-    "numpy, stars": (lambda: of_numpy(lambda *dy: dy), "takes 'dy'; it may take dy, x, y"),
-    "numpy, k": (lambda: of_numpy(lambda dy, *, q: dy), "takes the attribute 'q'; it may take k"),
-    "numpy, 5": (lambda: of_numpy(5), "needs a function written in Python, got 5"),
+    "a number": lambda: af.op(5),
+    "no brackets": lambda: af.op(lambda x: x),
+    "a ufunc": lambda: of_program(np.tanh),
+    "no brackets, numpy": lambda: shown(af.numpy_op(lambda x, y: None), X),
+    "types of 5": lambda: of_numpy(types=5),
+    "few": lambda: of_program(lambda x: x, "x, z -> y"),
+    "few arrays": lambda: of_numpy(body=lambda x: None),
+    "many": lambda: of_program(lambda x, z: x),
+    "bool": lambda: of_program(lambda x: x > 0),
+    "no bool": lambda: of_program(lambda x: x * 2, "x -> y: bool"),
+    "int out": lambda: of_program(lambda x: x, "x -> y: int"),
+    "no dtype": lambda: of_program(lambda x: x, "x: int -> y"),
+    "rows": lambda: of_program(lambda x: x / x.sum()),
+    "fails": lambda: of_program(lambda x: x.foo),
+    "array": lambda: of_program(lambda x: x * X),
+    "default": lambda: of_numpy(body=lambda x, y, *, n=[1]: 0),
+    "no dy": lambda: of_program(abs_of, gradient=lambda dz: dz),
+    "and z": lambda: of_program(abs_of, gradient=lambda dy, z: dy),
+    "only x": lambda: of_program(abs_of, gradient=lambda x: x),
+    "an attribute": lambda: of_program(abs_of, gradient=lambda dy, *, k: dy),
+    "numpy, no dy": lambda: of_numpy(lambda dz: dz),
+    "numpy, stars": lambda: of_numpy(lambda *dy: dy),
+    "numpy, k": lambda: of_numpy(lambda dy, *, q: dy),
+    "numpy, 5": lambda: of_numpy(5),
 }
 
 
@@ -101,10 +90,9 @@ def abs_of(x):
 
 @pytest.mark.parametrize("case", DEFINED)
 def test_what_makes_no_op_is_refused_where_it_is_defined(case):
-    make, message = DEFINED[case]
-    with pytest.raises(af.CompileError, match=r"^[\w/]*test_own_ops\.py:\d+: ") as caught:
+    make = DEFINED[case]
+    with raises(af.CompileError):
         make()
-    assert message in str(caught.value)
 
 
 def typed(result):
@@ -114,53 +102,48 @@ def typed(result):
 
 TYPE = TensorType(DType.FLOAT32, (2,))
 CALLED = {
-    "integers": (lambda: of_program(lambda x: x / 2, "x: number -> y"), "div, needs other dtypes"),
-    "no type": (lambda: typed(None), "types function that returns None, expected a TensorType"),
-    "no types": (lambda: typed(()), "types function that returns None, expected a TensorType"),
-    "numpy's dtype": (lambda: typed(TensorType(np.int8, (2,))), "expected a TensorType(DType, t"),
-    "a negative extent": (lambda: typed(TensorType(DType.INT8, (-2,))), "returns TensorType(dtype"),
-    "two types": (lambda: typed((TYPE, TYPE)), "of (x, y, *, k: float = 1.0), which cannot be c"),
-    "types fail": (lambda: of_numpy(types=lambda t: t[3]), "types function that fails at "),
-    "types of two": (lambda: of_numpy(types=lambda t, u: t), "missing 1 required positional"),
-    "a list": (lambda: lambda x: of_numpy()(x, k=[1]), "needs k as a number of 64 bits"),
-    "too large": (lambda: lambda x: of_numpy()(x, k=1 << 70), "needs k as a number of 64 bits"),
-    "a text": (lambda: lambda x: of_numpy()(x, k="1"), "needs k of type float, got '1'"),
-    "unknown": (lambda: lambda x: of_numpy()(x, q=1), "knows no attribute 'q'; it has ['k']"),
+    "integers": lambda: of_program(lambda x: x / 2, "x: number -> y"),
+    "no type": lambda: typed(None),
+    "no types": lambda: typed(()),
+    "numpy's dtype": lambda: typed(TensorType(np.int8, (2,))),
+    "a negative extent": lambda: typed(TensorType(DType.INT8, (-2,))),
+    "two types": lambda: typed((TYPE, TYPE)),
+    "types fail": lambda: of_numpy(types=lambda t: t[3]),
+    "types of two": lambda: of_numpy(types=lambda t, u: t),
+    "a list": lambda: lambda x: of_numpy()(x, k=[1]),
+    "too large": lambda: lambda x: of_numpy()(x, k=1 << 70),
+    "a text": lambda: lambda x: of_numpy()(x, k="1"),
+    "unknown": lambda: lambda x: of_numpy()(x, q=1),
 }
 
 
 @pytest.mark.parametrize("case", CALLED)
 def test_what_an_op_cannot_take_is_told_with_the_line_that_calls_it(case):
-    make, message = CALLED[case]
+    make = CALLED[case]
     array = X.astype("i8") if case == "integers" else X
-    with pytest.raises(af.CompileError, match=r"^[\w/]*test_own_ops\.py:\d+: ") as caught:
+    with raises(af.CompileError):
         shown(make(), array)
-    assert message in str(caught.value)
 
 
 PULLED = {
-    "two of one": (lambda: of_numpy(lambda dy: (dy, dy)), "returns 2 results, expected one for ea"),
-    "none of one": (lambda: of_numpy(lambda dy: ()), "returns 0 results, expected one for each"),
-    "a number": (lambda: of_numpy(lambda dy: 0.0), "returns a float for x, expected a tensor of"),
-    "a shape": (lambda: of_numpy(lambda dy: dy.sum()), "returns float32[] for x, which is float"),
-    "a failure": (lambda: of_numpy(lambda dy: dy.foo), "fails at "),
-    "a name": (lambda: of_numpy(lambda dx: dx, lambda t: t), "takes 'dx'; it may take dy, x, y"),
-    "random": (lambda: of_numpy(lambda dy: af.dropout(dy, 0.5)), "a gradient draws random numbers"),
-    "of program": (lambda: of_program(abs_of, gradient=lambda dy: (dy, dy)), "returns 2 results"),
-    "bool": (
-        lambda: of_program(abs_of, gradient=lambda dy: dy > 0),
-        "returns bool for x, which is",
-    ),
-    "float": (lambda: of_program(abs_of, gradient=lambda dy: 1.0), "returns a float for x, no exp"),
+    "two of one": lambda: of_numpy(lambda dy: (dy, dy)),
+    "none of one": lambda: of_numpy(lambda dy: ()),
+    "a number": lambda: of_numpy(lambda dy: 0.0),
+    "a shape": lambda: of_numpy(lambda dy: dy.sum()),
+    "a failure": lambda: of_numpy(lambda dy: dy.foo),
+    "a name": lambda: of_numpy(lambda dx: dx, lambda t: t),
+    "random": lambda: of_numpy(lambda dy: af.dropout(dy, 0.5)),
+    "of program": lambda: of_program(abs_of, gradient=lambda dy: (dy, dy)),
+    "bool": lambda: of_program(abs_of, gradient=lambda dy: dy > 0),
+    "float": lambda: of_program(abs_of, gradient=lambda dy: 1.0),
 }
 
 
 @pytest.mark.parametrize("case", PULLED)
 def test_a_gradient_that_gives_something_else_is_told_with_the_line_of_the_call(case):
-    make, message = PULLED[case]
-    with pytest.raises(af.CompileError, match=r"test_own_ops\.py:\d+: ") as caught:
+    make = PULLED[case]
+    with raises(af.CompileError):
         pulled(make())
-    assert message in str(caught.value)
 
 
 def writes(x, y):
@@ -168,19 +151,18 @@ def writes(x, y):
 
 
 RUN = {
-    "a result": (lambda x, y: x * 2, "returned an array of float32[4, 6]: a function of af.num"),
-    "nothing": (lambda x, y: None, "left its output 1 as it was: a function of af.numpy_op fills"),
-    "an operand": (writes, "read-only"),
-    "another shape": (lambda x, y: y.__setitem__(..., np.ones(7)), "could not broadcast"),
+    "a result": lambda x, y: x * 2,
+    "nothing": lambda x, y: None,
+    "an operand": writes,
+    "another shape": lambda x, y: y.__setitem__(..., np.ones(7)),
 }
 
 
 @pytest.mark.parametrize("case", RUN)
 def test_a_numpy_function_that_fills_no_output_fails_the_step(case):
-    body, message = RUN[case]
-    with pytest.raises(af.ActorFailed, match=r"test_own_ops\.py:\d+") as caught:
+    body = RUN[case]
+    with raises(af.ActorFailed):
         shown(of_numpy(body=body), X)
-    assert message in str(caught.value)
 
 
 ONE = np.float32(1)
@@ -278,7 +260,7 @@ def test_an_op_and_a_helper_that_is_called_like_its_gradient_live_together():
     op = of_program(abs_of, name="mine")
     assert shown(lambda x: helper(op(x)), X).shape == X.shape
     np.testing.assert_array_equal(pulled(op), np.sign(X))
-    with pytest.raises(af.CompileError, match="the name of an op is a line of text, got"):
+    with raises(af.CompileError):
         of_program(abs_of, name="a\nb")
 
 

@@ -1,6 +1,7 @@
 """Passes of a user by the decorator: with brackets and without, and what is no pass."""
 
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from compiler.pipeline import rewrites
@@ -34,7 +35,7 @@ def test_the_decorator_stands_with_brackets_and_without():
 
 def test_names_of_passes_and_facts_are_texts():
     for options in ({"name": 5}, {"needs": 5}, {"after": 5}, {"provides": [5]}):
-        with pytest.raises(ValueError, match="names of passes and facts are texts, got"):
+        with raises(ValueError):
             af.graph_pass(**options)(lambda graph: graph)
 
 
@@ -49,5 +50,5 @@ def test_a_pass_of_another_cell_takes_the_place_of_the_old_one():
 
 @pytest.mark.parametrize("make", [lambda: af.graph_pass("simplify"), lambda: af.graph_pass()(5)])
 def test_what_is_no_function_is_no_pass(make):
-    with pytest.raises(ValueError, match="a pass is a function from a graph to a graph, got"):
+    with raises(ValueError):
         make()

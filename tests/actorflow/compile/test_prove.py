@@ -7,9 +7,10 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
-from actorflow.compile.prove import _check_memory, prove, prove_consistent
+from actorflow.compile.prove import check_memory, prove, prove_consistent
 from actorflow.run import devices
 from actorflow.run.runner import Runner
 from compiler.contract.errors import OutOfMemory, PlanFormatError
@@ -18,11 +19,9 @@ from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import ActorKind, RegisterKind
 
 
-def refused(plan, message):
-    with pytest.raises(PlanFormatError, match=message) as caught:
+def refused(plan):
+    with raises(PlanFormatError):
         prove(plan)
-    assert "bug" not in str(caught.value)
-    assert str(caught.value).endswith("Compile the job again")
 
 
 def with_row(plan, table, index, **changes):
@@ -64,7 +63,7 @@ def test_a_plan_that_was_refused_is_refused_again(plan):
 
 def test_the_runner_proves_what_it_is_given_before_anything_is_built(edit, monkeypatch):
     monkeypatch.setattr(devices, "build", lambda plan: pytest.fail("built before it was proven"))
-    with pytest.raises(PlanFormatError, match="no such kernel"):
+    with raises(PlanFormatError):
         Runner(edit.with_launch("gelu", kernel="numpy.none"))
 
 
@@ -73,28 +72,27 @@ def test_more_memory_than_the_machine_has_is_told_before_it_is_asked_for(plan):
         prove(with_row(plan, "arenas", 0, size_bytes=1 << 47))
 
 
-def test_the_memory_of_a_gpu_is_none_of_the_machines(plan, monkeypatch):
-    monkeypatch.setattr("actorflow.compile.prove._memory_bytes", lambda: 0)
+def test_the_memory_of_a_gpu_is_none_of_the_machines(plan):
     cuda = Device(DeviceKind.CUDA)
     on_gpu = [replace(a, device=cuda, memory=cuda.place.memory) for a in plan.arenas]
-    _check_memory(replace(plan, arenas=tuple(on_gpu)))
-    with pytest.raises(OutOfMemory, match="and this machine has 0 B"):
-        _check_memory(plan)
+    check_memory(replace(plan, arenas=tuple(on_gpu)), 0)
+    with raises(OutOfMemory):
+        check_memory(plan, 0)
 
 
 def test_a_machine_that_does_not_tell_its_memory_is_asked_for_it_all_the_same(plan, monkeypatch):
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "nothing known")
     check = with_row(plan, "arenas", 0, size_bytes=1 << 47)
-    refused(check, "account")
+    refused(check)
 
 
 def test_thousands_of_streams_are_refused(plan):
     streams = tuple([replace(plan.streams[0], id=i) for i in range(5000)])
-    refused(replace(plan, streams=streams), "5000 streams are 5000 threads; 256 at most")
+    refused(replace(plan, streams=streams))
 
 
 def test_two_variables_in_one_register_are_refused(plan):
-    refused(with_row(plan, "variables", 0, view=plan.variables[1].view), "another one of them")
+    refused(with_row(plan, "variables", 0, view=plan.variables[1].view))
 
 
 def test_slots_that_never_come_round_together_are_refused(plan, edit):
@@ -107,49 +105,49 @@ def test_slots_that_never_come_round_together_are_refused(plan, edit):
         registers[register] = replace(
             registers[register], num_slots=slots, offsets_bytes=(at,) * slots
         )
-    refused(replace(plan, registers=tuple(registers)), "bindings, 20,000,000 at most")
+    refused(replace(plan, registers=tuple(registers)))
 
 
 @pytest.mark.parametrize(
-    ("table", "changes", "message"),
+    ("table", "changes"),
     [
-        ("views", {"register": 10**6}, r"views\[0\].register is 1000000, and there are"),
-        ("views", {"strides_bytes": ()}, "strides"),
-        ("views", {"offset_bytes": 2}, "odd addresses|beyond"),
-        ("registers", {"id": 5}, r"registers\[0\] has the id 5"),
-        ("registers", {"arena": 3}, r"registers\[0\].arena is 3"),
-        ("registers", {"interval": (7, 2)}, "ends before it starts"),
-        ("fields", {"source": 10**6}, r"fields\[0\].source is 1000000"),
-        ("variables", {"view": 10**6}, r"variables\[0\].view is 1000000"),
-        ("variables", {"role": "tenant"}, "with role 'tenant'|account"),
-        ("variables", {"role": "rounded"}, "rounds None|account"),
-        ("variables", {"init": (("kind", "evil"),)}, "has initialiser 'evil'"),
-        ("variables", {"init": (("kind", "normal"), ("std", -1.0))}, "starts as normal with -1.0"),
-        ("constants", {"data": b""}, "has 0 bytes for a view of"),
+        ("views", {"register": 10**6}),
+        ("views", {"strides_bytes": ()}),
+        ("views", {"offset_bytes": 2}),
+        ("registers", {"id": 5}),
+        ("registers", {"arena": 3}),
+        ("registers", {"interval": (7, 2)}),
+        ("fields", {"source": 10**6}),
+        ("variables", {"view": 10**6}),
+        ("variables", {"role": "tenant"}),
+        ("variables", {"role": "rounded"}),
+        ("variables", {"init": (("kind", "evil"),)}),
+        ("variables", {"init": (("kind", "normal"), ("std", -1.0))}),
+        ("constants", {"data": b""}),
     ],
 )
-def test_a_row_that_does_not_fit_the_others_is_named(plan, table, changes, message):
-    refused(with_row(plan, table, 0, **changes), message)
+def test_a_row_that_does_not_fit_the_others_is_named(plan, table, changes):
+    refused(with_row(plan, table, 0, **changes))
 
 
 @pytest.mark.parametrize(
-    ("actor", "changes", "message"),
+    ("actor", "changes"),
     [
-        ("metrics", {"kind": ActorKind.SOURCE}, "."),
-        ("metrics", {"name": "strangers"}, "of no known port"),
-        ("snapshot", {"name": "other"}, "a snapshot and its writer|ends in another way"),
-        ("snapshot", {"is_flushed": False}, "ends in another way"),
-        ("data", {"stream": 10**6}, "stream is 1000000"),
+        ("metrics", {"kind": ActorKind.SOURCE}),
+        ("metrics", {"name": "strangers"}),
+        ("snapshot", {"name": "other"}),
+        ("snapshot", {"is_flushed": False}),
+        ("data", {"stream": 10**6}),
     ],
 )
-def test_an_actor_that_no_run_knows_is_refused(edit, actor, changes, message):
-    refused(edit.with_actor(actor, **changes), message)
+def test_an_actor_that_no_run_knows_is_refused(edit, actor, changes):
+    refused(edit.with_actor(actor, **changes))
 
 
 def test_options_that_disagree_with_the_actors_are_refused(plan):
     for name, value in (("metrics_every", 7), ("accumulate", 0), ("evaluate_every", 3)):
         options = tuple((dict(plan.options) | {name: value}).items())
-        refused(replace(plan, options=options), "option|options")
+        refused(replace(plan, options=options))
 
 
 def renamed(plan, table, name):
@@ -160,12 +158,12 @@ def renamed(plan, table, name):
 
 
 def test_a_plan_that_trains_without_handing_on_its_loss_is_refused(plan):
-    refused(renamed(plan, "fields", "loss"), "hands on no output 'loss'")
+    refused(renamed(plan, "fields", "loss"))
 
 
 def test_steps_of_several_batches_need_their_counter(accumulating):
     prove(accumulating)
-    refused(renamed(accumulating, "variables", "batches"), "no variable 'batches' counts")
+    refused(renamed(accumulating, "variables", "batches"))
 
 
 def test_who_only_looks_needs_no_kernels(edit):
@@ -193,7 +191,7 @@ def test_broken_rows_under_a_right_hash_are_refused_by_file(plan, body):
 
     head = msgpack.unpackb(plan.to_bytes())
     head["body"], head["digest"] = body, hashlib.blake2b(body, digest_size=16).hexdigest()
-    with pytest.raises(PlanFormatError, match=r"^mine\.plan: damaged plan: .*; compile the"):
+    with raises(PlanFormatError):
         Plan.from_bytes(msgpack.packb(head), "mine.plan")
 
 
@@ -213,7 +211,7 @@ def test_every_field_of_a_plan_is_read_by_its_type(plan):
                 "body": body,
                 "digest": hashlib.blake2b(body, digest_size=16).hexdigest(),
             }
-            with pytest.raises(PlanFormatError, match=r"\[0\].* is a mapping of 1, expected"):
+            with raises(PlanFormatError):
                 Plan.from_bytes(msgpack.packb(head))
             tried += 1
     assert tried > 60
@@ -243,7 +241,7 @@ def test_a_snapshot_that_leaves_its_device_as_another_variable_is_refused(tmp_pa
     fields = list(plan.fields)
     for k, name in ((one, fields[other].name), (other, fields[one].name)):
         fields[k] = replace(fields[k], name=name)
-    refused(replace(plan, fields=tuple(fields)), "under another name")
+    refused(replace(plan, fields=tuple(fields)))
     turned = replace(copy, inputs=copy.inputs[::-1], reads=copy.reads[::-1])
-    refused(with_row(plan, "actors", fetch.id, launches=(turned,)), "not of that|makes|do not lie")
-    refused(with_row(plan, "actors", fetch.id, name="fetched"), "reads something else")
+    refused(with_row(plan, "actors", fetch.id, launches=(turned,)))
+    refused(with_row(plan, "actors", fetch.id, name="fetched"))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -177,7 +178,7 @@ def test_a_wrong_batch_is_told_of_the_whole_that_was_expected():
     short = [{"x": np.zeros((4, 3), np.float32), "y": np.zeros(4, np.int64)}]
     source = from_iterable(lambda: iter(short), arrays().spec())
     rank = Rank(source, Mesh(("data",), (2,)), 0, {"x": (("data", 0),), "y": (("data", 0),)})
-    with pytest.raises(DataError, match=r"expected float32\[7, 3\], came float32\[4, 3\]"):
+    with raises(DataError):
         rank.fetch()
 
 
@@ -200,5 +201,5 @@ class Unchecked:
 def test_a_part_is_no_batch():
     part = {"x": np.zeros((4, 3), np.float32), "y": np.zeros(4, np.int64)}
     rank = Rank(Unchecked(part), Mesh(("data",), (2,)), 0, {"x": (("data", 0),)})
-    with pytest.raises(DataError, match=r"batch\['x'\] \(train.py:1\): expected float32\[7, 3\]"):
+    with raises(DataError):
         rank.fetch()

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 import tiers
+from error_texts import raises
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -139,7 +140,7 @@ def test_an_id_that_does_not_fit_is_refused_and_not_wrapped(value):
     ids = np.zeros(16, np.int64)
     ids[:] = value
     source = Tokens(ids, seq=5, batch=3)
-    with pytest.raises(DataError, match=rf"fit into int32, came {value}.*dtype=np.int64"):
+    with raises(DataError):
         next(source)
     assert source.state()["batches"] == 0
 
@@ -156,12 +157,8 @@ def test_a_memory_mapped_file_is_read_in_place(tmp_path):
 
 def test_exactly_enough_tokens_make_a_batch_and_one_less_does_not():
     assert sorted(next(made(4, 3, 0))["x"][:, 0].tolist()) == [0, 4, 8]
-    with pytest.raises(DataError) as caught:
+    with raises(DataError):
         Tokens(np.arange(12), seq=4, batch=3)
-    assert str(caught.value) == (
-        "Tokens: one batch of 3 windows of 4 tokens needs 13 tokens (batch * seq + 1), and the data"
-        " has 12; give more data, or a smaller batch= or seq= (with seq=4, batch= can be at most 2)"
-    )
 
 
 @given(st.integers(0, 60), st.integers(1, 12), st.integers(1, 12))
@@ -175,30 +172,30 @@ def test_data_is_refused_if_and_only_if_one_batch_cannot_be_cut(num_tokens, seq,
 
 
 @pytest.mark.parametrize(
-    ("tokens", "came"),
+    "tokens",
     [
-        ([1, 2, 3], "came list"),
-        ("some text", "came str"),
-        (np.zeros((3, 4), np.int32), r"came int32\[3, 4\]"),
-        (np.zeros(9, np.float32), r"came float32\[9\]"),
-        (np.zeros(9, np.bool_), r"came bool\[9\]"),
+        [1, 2, 3],
+        "some text",
+        np.zeros((3, 4), np.int32),
+        np.zeros(9, np.float32),
+        np.zeros(9, np.bool_),
     ],
 )
-def test_what_is_not_a_row_of_integers_is_refused(tokens, came):
-    with pytest.raises(DataError, match=came):
+def test_what_is_not_a_row_of_integers_is_refused(tokens):
+    with raises(DataError):
         Tokens(tokens, seq=1, batch=1)
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, "4", True])
 def test_seq_and_batch_are_integers_above_zero(bad):
-    with pytest.raises(DataError, match=r"expected seq= to be an integer above 0, came"):
+    with raises(DataError):
         Tokens(np.arange(50), seq=bad, batch=2)
-    with pytest.raises(DataError, match=r"expected batch= to be an integer above 0, came"):
+    with raises(DataError):
         Tokens(np.arange(50), seq=2, batch=bad)
 
 
 def test_an_element_type_of_the_batches_that_no_index_can_have_is_refused():
-    with pytest.raises(DataError, match=r"np.int32 or np.int64, came float32"):
+    with raises(DataError):
         Tokens(np.arange(50), seq=2, batch=2, dtype=np.float32)
 
 
@@ -215,7 +212,7 @@ def test_an_element_type_of_the_batches_that_no_index_can_have_is_refused():
 def test_a_foreign_or_damaged_state_is_refused_and_changes_nothing(state):
     source = made(4, 2, 30)
     next(source)
-    with pytest.raises(DataError, match=r"'kind': 'tokens', 'batches': n >= 0"):
+    with raises(DataError):
         source.restore(state)
     assert source.state() == {"kind": "tokens", "batches": 1}
 
@@ -249,12 +246,12 @@ def test_text_and_its_bytes_give_the_same_source():
 
 def test_a_character_that_is_not_ascii_is_refused_or_left_out():
     text = "na\u00efve " * 20
-    with pytest.raises(DataError, match=r"expected ASCII in text, came byte 0xc3 at offset 2 \(40"):
+    with raises(DataError):
         Tokens.from_text(text, seq=4, batch=3)
     ignored = Tokens.from_text(text, seq=4, batch=3, errors="ignore")
     plain = Tokens.from_text("nave " * 20, seq=4, batch=3)
     assert ignored.fingerprint() == plain.fingerprint()
-    with pytest.raises(DataError, match=r"'strict' or 'ignore', came 'replace'"):
+    with raises(DataError):
         Tokens.from_text(text, seq=4, batch=3, errors="replace")
 
 
@@ -272,12 +269,12 @@ def test_files_are_joined_in_the_order_given(tmp_path):
 
 def test_a_file_that_is_not_ascii_is_named(tmp_path):
     (tmp_path / "x.txt").write_bytes(b"\xff" * 50)
-    with pytest.raises(DataError, match=r"ASCII in .*x\.txt, came byte 0xff at offset 0"):
+    with raises(DataError):
         Tokens.from_files([tmp_path / "x.txt"], seq=4, batch=3)
 
 
 def test_no_files_are_too_few_tokens():
-    with pytest.raises(DataError, match="the data has 0"):
+    with raises(DataError):
         Tokens.from_files([], seq=4, batch=3)
 
 

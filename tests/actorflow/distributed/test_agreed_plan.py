@@ -4,17 +4,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from error_texts import raises
 from rank_threads import RankThreads
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile.compiling import CompileRequest, cache_plan, compiled_plan
+from actorflow.compile.compiling import JobSpec, cache_plan, compiled_plan
 from actorflow.compile.hardware import hardware_for
 from actorflow.distributed import agreed_plan as agreeing
 from actorflow.distributed.agreed_plan import plan_for
 from actorflow.distributed.process_group import ProcessGroup
 from actorflow.environment.settings import Settings
-from actorflow.jobs.compile_request import compile_options, evaluation_graph
+from actorflow.jobs.job_spec import compile_options, evaluation_graph
+from actorflow.options.run_spec import PlanOptions
 from compiler.contract.errors import BudgetError, CompileError, OutOfMemory, PlanFormatError
 from compiler.contract.placement import HOST, INSIDE_A_HOST, joined
 from compiler.contract.plan import Plan
@@ -35,14 +37,21 @@ def loss(model, batch):
     return af.cross_entropy(model(batch.x), batch.y)
 
 
+def loss_times(factor):
+    def loss(model, batch):
+        return factor * af.cross_entropy(model(batch.x), batch.y)
+
+    return loss
+
+
 def source(rows):
     x = np.linspace(-1, 1, 24 * 8, dtype=np.float32).reshape(24, 8)
     return af.data.ArraySource({"x": x, "y": np.arange(24) % 3}, batch=rows)
 
 
-def asked_by(rank, mesh, cache=None, rows=6, evaluated_rows=0, rate=0.1, **options):
+def asked_by(rank, mesh, cache=None, rows=6, evaluated_rows=0, factor=1.0, **options):
     """Return what a rank of a mesh compiles."""
-    job = af.job(optimizer=af.optim.SGD(rate), mesh=mesh, **options)(loss)
+    job = af.job(optimizer=af.optim.SGD(0.1), mesh=mesh, **options)(loss_times(factor))
     model, settings = Net(), Settings.from_env({"ACTORFLOW_CACHE": str(cache or "off")})
     evaluation = evaluated = None
     graph = job.graph(model, source(rows).spec())
@@ -50,23 +59,24 @@ def asked_by(rank, mesh, cache=None, rows=6, evaluated_rows=0, rate=0.1, **optio
         reports = af.job(train=False)(lambda model, batch: {"loss": loss(model, batch)})
         evaluation = af.Evaluation(reports, source(evaluated_rows), every=2, batches=1)
         evaluated = evaluation_graph(evaluation, model, (HOST,), graph)
-    hardware = replace(hardware_for((HOST,)), ranks=joined(mesh, INSIDE_A_HOST, rank))
-    wanted = compile_options(job.name, job.options, (HOST,), 1, None, evaluation)
-    return CompileRequest(graph, hardware, wanted, settings, evaluated)
+    hardware = hardware_for((HOST,), ranks=joined(mesh, INSIDE_A_HOST, rank))
+    call = PlanOptions(evaluation=evaluation)
+    wanted = compile_options(job.name, job.options, call, hardware)
+    return JobSpec(graph, hardware, wanted, settings, job.options, evaluated)
 
 
 class Compiling:
-    """Plans that the ranks of a mesh agree on; `by` is who compiled, and `said` all meetings."""
+    """Plans that the ranks of a mesh agree on; `by` is who compiled, by `compile_plan`."""
 
     def __init__(self, monkeypatch):
-        self.by, self.sent, self._compile = [], lambda data: data, agreeing.compiled_plan
+        self.by, self.sent, self.compile_plan = [], lambda data: data, agreeing.compiled_plan
         self.are_measuring = set()
         monkeypatch.setattr(agreeing, "compiled_plan", self._compiled)
 
     def _compiled(self, request, local=None):
         self.by.append(request.hardware.ranks.rank)
-        self.are_measuring.add(not request.deterministic)
-        return self._compile(request, local)
+        self.are_measuring.add(not request.job.deterministic)
+        return self.compile_plan(request, local)
 
     def run(self, mesh, request=asked_by, plans=None):
         ranks = RankThreads(mesh.num_ranks)
@@ -106,7 +116,7 @@ def compiling(monkeypatch):
 )
 def test_the_first_rank_of_a_class_compiles_what_each_would(compiling, axes, rows, by):
     def request(rank, mesh):  # what is measured twice may have two answers
-        return replace(asked_by(rank, mesh, rows=rows), deterministic=True)
+        return asked_by(rank, mesh, rows=rows, deterministic=True)
 
     mesh = af.Mesh(**axes)
     plans = compiling.run(mesh, request)
@@ -144,7 +154,7 @@ def test_classes_that_have_a_variable_in_common_measure_no_products(
 
 def test_ranks_that_evaluate_uneven_parts_are_told_apart(compiling):
     def request(rank, mesh):
-        return replace(asked_by(rank, mesh, evaluated_rows=3), deterministic=True)
+        return asked_by(rank, mesh, evaluated_rows=3, deterministic=True)
 
     mesh = af.Mesh(data=2)
     plans = compiling.run(mesh, request)
@@ -221,12 +231,12 @@ def test_what_is_sent_is_kept_on_the_disk_of_each(compiling, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [CompileError, OutOfMemory])
-def test_what_the_compiling_rank_meets_with_is_raised_on_all(compiling, monkeypatch, kind):
+def test_what_the_compiling_rank_meets_with_is_raised_on_all(compiling, kind):
     def failing(request, local=None):
         raise kind("x.py:3: too large")
 
-    monkeypatch.setattr(agreeing, "compiled_plan", failing)
-    with pytest.raises(kind, match=r"^x.py:3: too large$"):
+    compiling.compile_plan = failing
+    with raises(kind):
         compiling.run(af.Mesh(data=3))
     raised = compiling.threads.errors
     assert [(type(raised[rank]), str(raised[rank])) for rank in range(3)] == [
@@ -234,12 +244,12 @@ def test_what_the_compiling_rank_meets_with_is_raised_on_all(compiling, monkeypa
     ] * 3
 
 
-def test_of_budgets_that_are_too_small_all_hear_of_the_largest_one_needed(compiling, monkeypatch):
+def test_of_budgets_that_are_too_small_all_hear_of_the_largest_one_needed(compiling):
     def failing(request, local=None):
         size = 300 - 100 * request.hardware.ranks.rank
         raise BudgetError(f"needs {size}", smallest_bytes=size)
 
-    monkeypatch.setattr(agreeing, "compiled_plan", failing)
+    compiling.compile_plan = failing
     with pytest.raises(BudgetError):
         compiling.run(af.Mesh(data=3), lambda rank, mesh: asked_by(rank, mesh, rows=7))
     raised = [compiling.threads.errors[rank] for rank in range(3)]
@@ -249,7 +259,7 @@ def test_of_budgets_that_are_too_small_all_hear_of_the_largest_one_needed(compil
 
 
 def test_a_layout_that_cannot_be_is_refused_on_all_ranks(compiling):
-    with pytest.raises(CompileError, match="rows"):
+    with raises(CompileError):
         compiling.run(af.Mesh(data=4), lambda rank, mesh: asked_by(rank, mesh, rows=3))
     assert [type(compiling.threads.errors[rank]) for rank in range(4)] == [CompileError] * 4
     assert compiling.by == []
@@ -257,10 +267,9 @@ def test_a_layout_that_cannot_be_is_refused_on_all_ranks(compiling):
 
 def test_ranks_with_other_jobs_compile_nothing(compiling):
     def request(rank, mesh):
-        return asked_by(rank, mesh, rate=0.5 + rank)
+        return asked_by(rank, mesh, factor=0.5 + rank)
 
-    text = r"rank 1 has constant float32\[\] with value=1.5 \(.* where rank 0 .* with value=0.5 \("
-    with pytest.raises(CompileError, match=text):
+    with raises(CompileError):
         compiling.run(af.Mesh(data=2), request)
     assert compiling.by == []
 
@@ -273,15 +282,8 @@ def of_another_mesh(data):
     return plan_for(asked_by(0, af.Mesh(data=3)), {}, None).to_bytes() if data else data
 
 
-@pytest.mark.parametrize(
-    ("sent", "text"),
-    [
-        (lambda data: data[:-9], "the plan that rank 0 has compiled"),
-        (foreign, r"is of graph 0{32}, and this rank's is .*same script"),
-        (of_another_mesh, r"is for the mesh data=3, and this rank's is data=2"),
-    ],
-)
-def test_what_is_sent_is_not_trusted(compiling, sent, text):
+@pytest.mark.parametrize("sent", [lambda data: data[:-9], foreign, of_another_mesh])
+def test_what_is_sent_is_not_trusted(compiling, sent):
     compiling.sent = sent
-    with pytest.raises(PlanFormatError, match=text):
+    with raises(PlanFormatError):
         compiling.run(af.Mesh(data=2))

@@ -135,9 +135,9 @@ def states_of(play):
     return repr((ranks, {k: v for k, v in vars(agreement).items() if k != "num_ranks"}))
 
 
-def every_end(scripts):
+def every_end(scripts, **options):
     """Return the plays that all orders of moves end in, each state visited once."""
-    seen, ends, open_ = set(), [], [Play(scripts)]
+    seen, ends, open_ = set(), [], [Play(scripts, **options)]
     while open_:
         play = open_.pop()
         moves = play.moves()
@@ -174,10 +174,8 @@ def test_every_order_of_two_ranks_comes_to_one_end(script):
     ("asks", "steps"),
     [(Train(3, stop_before=3), {2, 3}), (Train(2, checkpoint_before=2), {3})],
 )
-def test_every_order_of_a_stop_or_a_checkpoint_is_one_step_on_both_ranks(monkeypatch, asks, steps):
-    monkeypatch.setattr("actorflow.distributed.agreement.WINDOW_STEPS", 2)
-    monkeypatch.setattr("acted_ranks.WINDOW_STEPS", 2)
-    ends = every_end([(asks,), (Train(asks.steps),)])
+def test_every_order_of_a_stop_or_a_checkpoint_is_one_step_on_both_ranks(asks, steps):
+    ends = every_end([(asks,), (Train(asks.steps),)], window_steps=2)
     assert all([play.ranks[0].log == play.ranks[1].log for play in ends])
     assert all([play.agreement.failure is None for play in ends])
     # Another one in other orders, but the same on both.
@@ -210,10 +208,9 @@ def test_a_stop_while_sources_block_is_one_step_that_no_rank_lacks(random, block
     assert play.ranks[0].log[0][2] <= 2
 
 
-def test_every_order_of_a_stop_while_a_source_blocks_ends_both_ranks(monkeypatch):
-    monkeypatch.setattr("actorflow.distributed.agreement.WINDOW_STEPS", 2)
-    monkeypatch.setattr("acted_ranks.WINDOW_STEPS", 2)
-    ends = every_end([(Train(3, stop_before=1, holds=True),), (Train(3, blocks=2),)])
+def test_every_order_of_a_stop_while_a_source_blocks_ends_both_ranks():
+    scripts = [(Train(3, stop_before=1, holds=True),), (Train(3, blocks=2),)]
+    ends = every_end(scripts, window_steps=2)
     assert all([play.agreement.failure is None for play in ends])
     assert all([play.ranks[0].log == play.ranks[1].log for play in ends])
     assert all([rank.has_left for play in ends for rank in play.ranks])
@@ -273,7 +270,7 @@ def test_a_wait_in_vain_names_who_did_not_come_and_one_that_is_over_is_nothing()
     agreement.on_message(0, GatherEntered(1, "plan", b""))
     told = agreement.on_message(0, GatherTimedOut(1, 600))
     assert told[0][1].text.startswith(
-        "rank 1 did not come within 600 s to where rank 0 waits for ranks 1, 2 to plan: it hangs"
+        "rank 1 did not arrive within 600 s where rank 0 waits for ranks 1, 2 to plan: it hangs"
     )
     agreement = joined(1)
     agreement.on_message(0, GatherEntered(1, "plan", b""))
@@ -457,7 +454,7 @@ def test_a_rank_may_leave_after_its_own_end_and_not_before():
     told = agreement.on_message(0, ScriptEnded())
     assert told[-1] == (
         1,
-        Aborted(0, "rank 0 has ended its script, where the others train on", "", ""),
+        Aborted(0, "rank 0 ended its script while the other ranks train", "", ""),
     )
 
 
@@ -527,7 +524,7 @@ def test_what_a_rank_says_of_itself_counts_more_than_what_others_said_of_it():
 
 def test_a_rank_that_is_said_to_have_given_up_says_because_of_whom():
     agreement = joined(3)
-    agreement.on_message(2, RankFailed(0, "rank 0 gave the run up", "", "", ""))
+    agreement.on_message(2, RankFailed(0, "rank 0 aborted the run", "", "", ""))
     agreement.on_message(0, RankFailed(1, "rank 1 did not come", "", "", ""))
     assert agreement.failure.told == "rank 1 failed, says rank 0: rank 1 did not come"
     agreement.on_message(1, RankFailed(1, "boom", "", "", ""))

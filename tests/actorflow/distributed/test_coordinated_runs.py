@@ -10,7 +10,8 @@ import ranks_in_process
 
 import actorflow as af
 from actorflow import nn
-from actorflow.distributed.process_group import DistributedRun, ProcessGroup
+from actorflow.distributed.distributed_run import DistributedRun
+from actorflow.distributed.process_group import ProcessGroup
 from actorflow.environment.settings import Settings
 from actorflow.run import stopping
 from compiler.contract.errors import CompileError, PeerFailed
@@ -162,13 +163,13 @@ def test_a_stop_waits_for_a_source_whose_batch_another_rank_has_begun(
     has_begun, are_held = threading.Event(), threading.Event()
     say, said = DistributedRun.report_last_started, set()
 
-    def would_end(together, step):
-        say(together, step)
-        said.add(together._member.rank)
+    def report(run, step):
+        say(run, step)
+        said.add(run._member.rank)
         if said == {0, 1}:
             are_held.set()
 
-    monkeypatch.setattr(DistributedRun, "report_last_started", would_end)
+    monkeypatch.setattr(DistributedRun, "report_last_started", report)
 
     def one(group):
         def before(number):

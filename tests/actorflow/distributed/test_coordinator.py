@@ -140,16 +140,18 @@ def test_what_is_malformed_is_refused_in_words_and_the_next_is_heard(client, job
     assert rank.socket.poll(ENOUGH_MS)
     job.wait_refused(3)
     assert job.refused == [
-        "rank 0 sent no msgpack (FormatError); it was refused",
-        "rank 0 sent StepReached with more than it has fields; it was refused",
-        "rank 0 sent a kind of message that nobody may send here; it was refused",
+        "a message of rank 0 was refused: the bytes are not msgpack (FormatError)",
+        "a message of rank 0 was refused: StepReached is a sequence of 3, expected a row of 2"
+        " fields (run, step)",
+        "a message of rank 0 was refused: its kind is 'Welcome', expected a message that may be"
+        " sent here",
     ]
 
 
 def test_it_listens_on_this_machine_alone(job):
     assert job.coordinator.endpoint == f"tcp://127.0.0.1:{job.coordinator.port}"
-    assert job.coordinator._router.linger == 0
-    assert job.coordinator._router.maxmsgsize == 1 << 20
+    router, _ = job.coordinator.sockets
+    assert (router.linger, router.maxmsgsize) == (0, 1 << 20)
 
 
 def test_keys_are_handed_over_once_and_each_rank_has_its_own(job):
@@ -226,7 +228,7 @@ def test_a_rank_is_missed_after_all_that_came_is_read(monkeypatch, rounds, is_mi
         found.serve()
         assert (found.failure is not None) == is_missed
         if is_missed:
-            assert found.failure.told.startswith("rank 0 did not come within 3 s to where rank 1")
+            assert found.failure.told.startswith("rank 0 did not arrive within 3 s where rank 1")
     finally:
         found._router = router
         found.close()

@@ -8,7 +8,9 @@ from rank_threads import RankThreads
 
 import actorflow as af
 from actorflow import nn
+from actorflow.checkpoint.errors import Every
 from actorflow.distributed.process_group import ProcessGroup
+from actorflow.options.run_spec import PlanOptions
 from compiler.contract.errors import CompileError
 
 X = np.ones((24, 8), np.float32)
@@ -31,8 +33,9 @@ def asked_on(rank, chosen):
 
     job = af.job(optimizer=af.optim.AdamW(said["rate"]), mesh=af.Mesh(data=2), **options)(train)
     data = af.data.ArraySource({"x": X}, batch=said["rows"])
-    told = said["every"], said.get("evaluation"), said.get("on_nan", "raise")
-    return job, job._asked(job.ranks(rank), Net(said["width"]), data, *told)
+    period = None if said["every"] is None else Every.parse(said["every"])
+    call = PlanOptions(period, said.get("evaluation"), said.get("on_nan", "raise"))
+    return job, job._spec(Net(said["width"]), data, call, job.ranks(rank))
 
 
 def refusal(**chosen):

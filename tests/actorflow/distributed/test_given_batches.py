@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from actorflow.distributed.shared_run import BatchDigestReporter, digest_of
+from actorflow.distributed.distributed_run import BatchDigestReporter, digest_of
 
 X = np.arange(64, dtype=np.float32).reshape(16, 4)
 

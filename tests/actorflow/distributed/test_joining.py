@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from error_texts import raises
 from rank_threads import RankThreads
 
-from actorflow.distributed import unshard
 from actorflow.distributed.process_group import ProcessGroup
 from actorflow.distributed.unshard import (
     LocalShard,
@@ -41,15 +41,11 @@ def plan_of(mesh=MESH, splits=SPLITS, names=NAMES):
     return SimpleNamespace(state=tuple(state), mesh=mesh)
 
 
-@pytest.fixture(autouse=True)
-def held(monkeypatch):
-    def saved(plan):
-        return [
-            LocalShard(v.name, "float32", SHAPES[v.name], v.sharding.splits if v.sharding else ())
-            for v in sorted(plan.state, key=lambda v: v.name)
-        ]
-
-    monkeypatch.setattr(unshard, "_saved", saved)
+def shards_of(plan):
+    return [
+        LocalShard(v.name, "float32", SHAPES[v.name], v.sharding.splits if v.sharding else ())
+        for v in sorted(plan.state, key=lambda v: v.name)
+    ]
 
 
 def wholes(seed):
@@ -57,19 +53,19 @@ def wholes(seed):
     return {name: np.asarray(rng.normal(size=s), np.float32) for name, s in SHAPES.items()}
 
 
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
+def poisoned(shape, dtype):
     """Memory that was not written reads as NaN."""
-    monkeypatch.setattr(unshard, "_empty", lambda told: np.full(told[0][1].held.shape, np.nan, "f"))
+    return np.full(shape, np.nan, dtype)
 
 
-def on_ranks(do, count=4, plans=None, wait_s=60.0):
+def on_ranks(do, count=4, plans=None, wait_s=60.0, **options):
     """Return what do(joining, plan, rank) returns by rank."""
     ranks = RankThreads(count)
 
     def one(rank):
         plan = plans[rank] if plans else plan_of()
-        own = ShardGatherer(plan, ProcessGroup(rank, ranks.gather(rank)), wait_s)
+        group, named = ProcessGroup(rank, ranks.gather(rank)), {"allocate": poisoned, **options}
+        own = ShardGatherer(plan.mesh, shards_of(plan), group, wait_s, **named)
         try:
             return do(own, plan, rank)
         finally:
@@ -87,13 +83,11 @@ def shared(own, plan, rank, step=1):
 
 
 @pytest.mark.parametrize("pipe_bytes", [4096, 1 << 20])
-def test_the_first_rank_has_the_wholes_of_each_snapshot(monkeypatch, pipe_bytes):
-    monkeypatch.setattr(unshard, "PIPE_BYTES", pipe_bytes)
-
+def test_the_first_rank_has_the_wholes_of_each_snapshot(pipe_bytes):
     def some(own, plan, rank):
         return [shared(own, plan, rank, step) for step in (1, 2, 5)]
 
-    for step, found in zip((1, 2, 5), on_ranks(some)[0], strict=True):
+    for step, found in zip((1, 2, 5), on_ranks(some, pipe_bytes=pipe_bytes)[0], strict=True):
         assert found.keys() == {*NAMES}
         for name, array in found.items():
             np.testing.assert_array_equal(array, wholes(step)[name], err_msg=name)
@@ -138,24 +132,26 @@ def test_a_variable_of_any_shape_comes_from_a_later_stage_alone(name, later):
         np.testing.assert_array_equal(found, wholes(step)[name])
 
 
-def test_a_part_that_comes_to_a_copy_is_a_bug(monkeypatch):
+def test_a_part_that_comes_to_a_copy_is_a_bug():
     """What was not written must never be saved."""
 
     class Copied(np.ndarray):
         def __getitem__(self, key):
             return np.array(super().__getitem__(key))
 
-    monkeypatch.setattr(unshard, "_empty", lambda told: np.zeros((), np.float32).view(Copied))
+    def allocate(shape, dtype):
+        return np.zeros(shape, dtype).view(Copied)
 
     def one(own, plan, rank):
         if rank == 0:
-            with pytest.raises(InternalError, match="'scale' ranks told 0 of 4 bytes"):
+            with raises(InternalError):
                 own.gather_shards(1, {})
         else:
             own.send_shards(1, {"scale": wholes(1)["scale"]})
 
     mesh = Mesh(("stage",), (2,))
-    on_ranks(one, 2, [plan_of(mesh, {}, ()), plan_of(mesh, {}, ("scale",))])
+    plans = [plan_of(mesh, {}, ()), plan_of(mesh, {}, ("scale",))]
+    on_ranks(one, 2, plans, allocate=allocate)
 
 
 TILES = {
@@ -171,7 +167,7 @@ TILES = {
 @pytest.mark.parametrize("parts", TILES.values(), ids=TILES)
 def test_parts_that_do_not_make_up_the_whole_are_a_bug(parts):
     held = LocalShard("x", "float32", (5, 3), ())
-    with pytest.raises(InternalError, match="do not make it up, each element once"):
+    with raises(InternalError):
         check_cover(
             "x", (5, 3), [ShardTransfer(held, tuple([slice(*rows) for rows in p])) for p in parts]
         )
@@ -194,7 +190,7 @@ def test_a_rank_that_ends_is_missed_by_name(who):
     on_ranks(one)
     if who:
         assert told[0].rank == who
-        assert "rank 2 ended where its parts of a checkpoint were awaited" in str(told[0])
+        assert "rank 2 ended before it sent its shards of a checkpoint" in str(told[0])
     for rank in {1, 2, 3} - {who}:
         assert told[rank].rank == 0
         assert "rank 0 ended" in str(told[rank])
@@ -205,8 +201,7 @@ def test_a_rank_that_says_nothing_is_missed_in_time():
 
     def one(own, plan, rank):
         if rank == 0:
-            text = r"rank 1 did not tell .* within 0.01 s"
-            with pytest.raises(PeerFailed, match=text) as caught:
+            with raises(PeerFailed) as caught:
                 shared(own, plan, 0)
             done.set()
             assert caught.value.rank == 1
@@ -219,14 +214,14 @@ def test_who_waits_is_stopped():
     def one(own, plan, rank):
         own.stop("the job is over")
         own.stop("another reason")
-        with pytest.raises(PeerFailed, match="the job is over"):
+        with raises(PeerFailed):
             shared(own, plan, rank)
 
     on_ranks(one)
 
 
 def test_another_step_than_the_first_ranks_is_a_bug():
-    with pytest.raises(InternalError, match="rank 1 tells its parts of step 2, not of 1"):
+    with raises(InternalError):
         on_ranks(lambda own, plan, rank: shared(own, plan, rank, 1 + (rank == 1)))
 
 
@@ -235,7 +230,7 @@ def test_an_array_of_another_size_than_the_plan_says_is_a_bug():
         arrays = {name: np.zeros((1, 1), np.float32) for name in SHAPES}
         return own.send_shards(1, arrays) if rank else own.gather_shards(1, arrays)
 
-    with pytest.raises(InternalError, match="where this rank's part is"):
+    with pytest.raises(InternalError, match="and the shard of this rank is"):
         on_ranks(one)
 
 

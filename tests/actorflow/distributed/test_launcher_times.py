@@ -1,76 +1,118 @@
-"""What a launcher does at which time: no clock but the one that each turn reads."""
+"""What a launcher does at which time: no clock but the one that each turn is handed."""
 
 import signal
-from types import SimpleNamespace
+from itertools import count
 
 import pytest
 
-from actorflow.distributed import launcher as launcher_module
-from actorflow.distributed.launcher import RankLaunch, _Launcher
+from actorflow.distributed.coordinator import Coordinator
+from actorflow.distributed.launcher import Launcher, RankLaunch
+
+START_S = 40.0
+
+
+class FakeRank:
+    """A rank's process that lives until a test says that it has exited, and notes its signals."""
+
+    tail, stopped_at_s, status, is_forced = None, None, None, False
+
+    def __init__(self, rank, sent):
+        self.rank, self.pidfd, self.sent = rank, 1000 + rank, sent
+
+    def send(self, number):
+        self.sent.append((self.rank, number))
+
+    def kill_group(self):
+        self.send(signal.SIGKILL)
+
+    def wait(self):
+        return 0
+
+    def look_for_stop(self, now_s):
+        pass
+
+
+class FakeCoordinator(Coordinator):
+    """A coordinator to which the ranks in `heard` have said something, and nobody says more."""
+
+    heard = (0, 1)
+
+    def serve(self):
+        pass
+
+    def has_heard(self, rank):
+        return rank in self.heard
+
+    def has_left(self, rank):
+        return True
 
 
 @pytest.fixture
-def launcher(monkeypatch):
-    """Return a launcher of two ranks that live, each of which waits 600 s; it kills nobody."""
-    killed = []
-    monkeypatch.setattr(launcher_module, "_kill_group", lambda rank: killed.append(rank.rank))
-    found = _Launcher(RankLaunch(("x",), 2, 600.0, 10.0), {})
-    found._ranks = [
-        SimpleNamespace(rank=number, status=None, stopped_at_s=None, is_forced=True)
-        for number in range(2)
-    ]
-    found.killed, found._started_s = killed, 40.0
-    found._coordinator._agreement._heard.update((0, 1))
-    yield found
-    found._coordinator.close()
+def launched():
+    """Return a function that starts a launcher of two ranks; it sends signals to `sent` alone."""
+    coordinators = []
+
+    def start(wait_s=600.0):
+        coordinators.append(FakeCoordinator(2, wait_s))
+        sent, numbers = [], count()
+        launcher = Launcher(
+            RankLaunch(("x",), 2, wait_s, 10.0), {}, coordinators[-1],
+            start_process=lambda *_: FakeRank(next(numbers), sent), clock=lambda: START_S,
+        )  # fmt: skip
+        launcher.start()
+        return launcher, coordinators[-1], sent
+
+    yield start
+    for coordinator in coordinators:
+        coordinator.close()
 
 
-def test_what_falls_due_while_a_turn_goes_on_is_due_in_the_next(launcher):
-    launcher._begin_ending(100.0)
-    launcher._escalate(119.9999999)
-    assert launcher.killed == []
-    assert launcher._timeout_ms(119.9999999) == 1
-    launcher._escalate(120.0)
-    assert launcher.killed == [0, 1]
-    assert launcher._timeout_ms(120.0) is None
+def test_what_falls_due_while_a_turn_goes_on_is_due_in_the_next(launched):
+    launcher, coordinator, sent = launched()
+    coordinator.lost(0, "fell")
+    assert launcher.turn({}, 100.0) == 10_001
+    assert launcher.turn({}, 109.9999999) == 1
+    assert sent == []
+    assert launcher.turn({}, 110.0) == 10_001
+    assert launcher.turn({}, 119.9999999) == 1
+    assert sent == [(0, signal.SIGTERM), (1, signal.SIGTERM)]
+    assert launcher.turn({}, 120.0) is None
+    assert sent[2:] == [(0, signal.SIGKILL), (1, signal.SIGKILL)]
 
 
-def test_a_rank_that_runs_long_after_the_others_is_named_once(launcher, capsys):
-    launcher._ranks[0].status = 0
-    launcher._waiting_since_s = 50.0
-    assert launcher._timeout_ms(50.0) == 600_001
-    launcher._tell_who_runs(649.9)
+def test_a_rank_that_runs_long_after_the_others_is_named_once(launched, capsys):
+    launcher, _, sent = launched()
+    assert launcher.turn({1000: 1}, 50.0) == 600_001  # rank 0 has exited
+    launcher.turn({}, 649.9)
     assert capsys.readouterr().err == ""
     for _ in range(2):
-        launcher._tell_who_runs(650.0)
+        assert launcher.turn({}, 650.0) is None
     assert capsys.readouterr().err == (
         "actorflow launch: rank 1 still runs, 600 s after the others have ended\n"
     )
-    assert launcher._timeout_ms(650.0) is None
-    assert launcher.killed == []
+    assert sent == [(0, signal.SIGKILL)]  # to what it may have left behind
 
 
 @pytest.mark.parametrize("silent", [(0,), (1,), (0, 1)])
-def test_a_rank_that_never_says_a_word_is_given_up(launcher, silent):
+def test_a_rank_that_never_says_a_word_is_given_up(launched, silent):
     """Such as one whose script blocks, and which cannot reach the coordinator."""
-    launcher._coordinator._agreement._heard.difference_update(silent)
-    assert launcher._timeout_ms(40.0) == 630_001
-    launcher._look_for_silent(669.9)
-    assert launcher._coordinator.failure is None
-    launcher._look_for_silent(670.0)
-    failure = launcher._coordinator.failure
+    launcher, coordinator, _ = launched()
+    coordinator.heard = {0, 1} - {*silent}
+    assert launcher.turn({}, START_S) == 630_001
+    launcher.turn({}, 669.9)
+    assert coordinator.failure is None
+    launcher.turn({}, 670.0)
+    failure = coordinator.failure
     assert (failure.rank, failure.told.split(", at tcp://127.0.0.1:")[0]) == (
         silent[0], f"rank {silent[0]} has not said a word 630 s after its start",
     )  # fmt: skip
-    assert launcher._timeout_ms(670.0) is None
 
 
-def test_ranks_that_wait_for_ever_may_be_silent_for_ever(launcher):
-    launcher._asked = RankLaunch(("x",), 2, 0.0, 10.0)
-    launcher._coordinator._agreement._heard.clear()
-    assert launcher._timeout_ms(1e9) is None
-    launcher._look_for_silent(1e9)
-    assert launcher._coordinator.failure is None
+def test_ranks_that_wait_for_ever_may_be_silent_for_ever(launched):
+    launcher, coordinator, _ = launched(wait_s=0.0)
+    coordinator.heard = ()
+    assert launcher.turn({}, 1e9) is None
+    assert coordinator.failure is None
 
 
 @pytest.mark.parametrize(
@@ -83,10 +125,11 @@ def test_ranks_that_wait_for_ever_may_be_silent_for_ever(launcher):
         ([5.0, 5.5, 6.0, 6.9], 1, False),
     ],
 )
-def test_copies_of_a_signal_are_passed_on_once(launcher, monkeypatch, came_s, passed_on, is_ending):
-    sent = []
-    monkeypatch.setattr(launcher_module, "_send", lambda rank, number: sent.append(number))
-    launcher._noted = [(15, at) for at in came_s]
-    launcher._pass_on_signals(9.0)
-    assert sent == [15, signal.SIGCONT] * 2 * passed_on  # what is stopped goes on, to end
-    assert (launcher._ending_since_s is not None) == is_ending
+def test_copies_of_a_signal_are_passed_on_once(launched, came_s, passed_on, is_ending):
+    launcher, _, sent = launched()
+    for at in came_s:
+        launcher.note_signal(15, at)
+    due_ms = launcher.turn({}, 9.0)
+    both = [(rank, number) for rank in (0, 1) for number in (15, signal.SIGCONT)]
+    assert sent == both * passed_on  # what is stopped goes on, to end
+    assert (due_ms is not None) == is_ending

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from error_texts import raises
 from graphs import among
 from rank_threads import RankThreads
 
@@ -102,17 +103,17 @@ def test_a_rank_whose_launch_fails_has_the_others_end(plan, native_toolchain):
 
 
 MUTANTS = {
-    "another number of ranks": ({"num_ranks": 3}, {}, r"meets 3 ranks along 'data', of the mesh"),
-    "a group of no mesh": ({"group": "model"}, {}, r"meets 2 ranks along 'model', of the mesh"),
-    "a kernel": ({}, {"kernel": "numpy.mul"}, "by 'numpy.mul', which is no transport's"),
-    "another op": ({}, {"op": "mul", "attrs": ()}, "belongs in no actor of kind comm"),
-    "a wrong reduction": ({"by": "product"}, {}, "reduces by one of sum, max, min, got 'product'"),
+    "another number of ranks": ({"num_ranks": 3}, {}),
+    "a group of no mesh": ({"group": "model"}, {}),
+    "a kernel": ({}, {"kernel": "numpy.mul"}),
+    "another op": ({}, {"op": "mul", "attrs": ()}),
+    "a wrong reduction": ({"by": "product"}, {}),
 }
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_meeting_that_cannot_be_is_refused(plan, name):
-    attrs, changes, text = MUTANTS[name]
+    attrs, changes = MUTANTS[name]
     prove(plan)
 
     def changed(launch):
@@ -123,12 +124,12 @@ def test_a_meeting_that_cannot_be_is_refused(plan, name):
         replace(a, launches=tuple(map(changed, a.launches))) if a.kind is ActorKind.COMM else a
         for a in plan.actors
     ]
-    with pytest.raises(PlanFormatError, match=text):
+    with raises(PlanFormatError):
         prove(replace(plan, actors=tuple(actors)))
 
 
 def test_a_meeting_in_an_actor_that_computes_is_refused(plan):
     actors = [replace(a, kind=ActorKind.COMPUTE) if a.kind is ActorKind.COMM else a
               for a in plan.actors]  # fmt: skip
-    with pytest.raises(PlanFormatError, match="belongs in no actor of kind compute"):
+    with raises(PlanFormatError):
         prove(replace(plan, actors=tuple(actors)))

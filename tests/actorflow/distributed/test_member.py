@@ -9,12 +9,14 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from error_texts import raises
 from ranks_in_process import Served
 
 from actorflow.distributed import member as member_module
 from actorflow.distributed.agreement import WINDOW_STEPS
+from actorflow.distributed.distributed_run import DistributedRun
 from actorflow.distributed.member import RankClient, current_rank, init_rank
-from actorflow.distributed.shared_run import RunCallbacks
+from actorflow.distributed.messages import CheckpointAt, StepsGranted, StopRequested
 from compiler.contract.errors import ActorflowError, InternalError, PeerFailed
 
 
@@ -67,7 +69,7 @@ def test_a_rank_that_has_left_asks_the_others_nothing_more(members, at_once):
     with pytest.raises(PeerFailed) as caught:
         one.all_gather_object("plan", 0)
     for error in (waited, caught.value):
-        assert "rank 0 has ended its script, which the others were told" in str(error)
+        assert "rank 0 has ended its script and left the process group" in str(error)
 
 
 def test_a_rank_that_left_failed_or_died_is_named_to_who_waits(members, at_once):
@@ -89,21 +91,19 @@ def test_a_rank_that_left_failed_or_died_is_named_to_who_waits(members, at_once)
         lambda: one.all_gather_object("plan", 0), lambda: job.lost(1, "was ended by SIGKILL")
     )
     assert (error.rank, str(error)) == (1, "rank 1 was ended by SIGKILL")
-    with pytest.raises(PeerFailed, match="SIGKILL"):
-        one.begin_run(RunCallbacks(grant=print, abort=print))
-    with pytest.raises(PeerFailed, match="SIGKILL"):
+    with raises(PeerFailed):
+        listening(one)[0].begin()
+    with raises(PeerFailed):
         one.all_gather_object("data", 0)
 
 
 def test_a_rank_that_does_not_come_in_time_is_named(members):
     _, (one, _) = members(2, wait_s=0.01)
-    with pytest.raises(
-        PeerFailed, match=r"within \d+ s to where rank 0 waits for rank 1 to plan \("
-    ):
+    with raises(PeerFailed):
         one.all_gather_object("plan", 0)
     _, (one, _) = members(2, wait_s=0.01)
-    with pytest.raises(PeerFailed, match="waits for rank 1 to begin run 1 of its script"):
-        one.begin_run(listening()[1])
+    with raises(PeerFailed):
+        listening(one)[0].begin()
 
 
 def test_an_error_that_is_anothers_fault_is_told_with_its_name(members, at_once):
@@ -117,35 +117,35 @@ def test_an_error_that_is_anothers_fault_is_told_with_its_name(members, at_once)
 
 def test_a_value_that_cannot_travel_is_refused_before_anybody_waits(members, at_once):
     _, ranks = members(2)
-    with pytest.raises(ValueError, match="made of numbers"):
+    with raises(ValueError):
         ranks[0].all_gather_object("plan", object())
     assert at_once(*[lambda r=r: r.all_gather_object("plan", 1) for r in ranks]) == [[1, 1]] * 2
 
 
-def listening():
-    """Return callbacks, and a queue of what they were told."""
+def listening(rank, first_step=0, *, is_stepped=False):
+    """Return a run that has not begun, and a queue of its instructions and its error's text."""
     told = queue.SimpleQueue()
-    return told, RunCallbacks(
-        grant=lambda steps, is_last: told.put(("grant", steps, is_last)),
-        abort=lambda error: told.put(("abort", str(error))),
-        checkpoint=lambda step: told.put(("checkpoint", step)),
-        stopping=lambda reason: told.put(("stopping", reason)),
+    run = DistributedRun(
+        rank,
+        first_step,
+        obey=told.put,
+        abort=lambda error: told.put(str(error)),
+        is_stepped=is_stepped,
     )
+    return run, told
 
 
 def begun(at_once, ranks, first_step=0):
     """Begin a run on all ranks; return the runs with what each is told."""
-    heard = [listening() for _ in ranks]
-    runs = at_once(
-        *[
-            partial(rank.begin_run, callbacks, first_step=first_step)
-            for rank, (_, callbacks) in zip(ranks, heard, strict=True)
-        ]
-    )
-    made = [(run, told) for run, (told, _) in zip(runs, heard, strict=True)]
-    for _, told in made:
-        assert told.get(timeout=60) == ("grant", first_step + WINDOW_STEPS, False)
-    return made
+    runs = [listening(rank, first_step) for rank in ranks]
+    at_once(*[run.begin for run, _ in runs])
+    for run, told in runs:
+        assert told.get(timeout=60) == granted(run, first_step + WINDOW_STEPS)
+    return runs
+
+
+def granted(run, steps):
+    return StepsGranted(run.number, steps, is_last=False, reason="")
 
 
 def test_a_run_is_granted_step_by_step_stopped_and_followed_by_another(members, at_once):
@@ -153,19 +153,17 @@ def test_a_run_is_granted_step_by_step_stopped_and_followed_by_another(members, 
     for first in (0, 10):
         runs = begun(at_once, ranks, first)
         for run, _ in runs:
-            run.fed(first + 2)
-            run.reached(first + 2)
-        for _, told in runs:
-            assert told.get(timeout=60) == ("grant", first + 2 + WINDOW_STEPS, False)
+            run.report_data_ready(first + 2)
+        for run, told in runs:
+            assert told.get(timeout=60) == granted(run, first + 2 + WINDOW_STEPS)
         runs[1][0].ask_checkpoint()
-        for _, told in runs:
-            assert told.get(timeout=60) == ("checkpoint", first + 3 + WINDOW_STEPS)
+        for run, told in runs:
+            assert told.get(timeout=60) == CheckpointAt(run.number, first + 3 + WINDOW_STEPS)
         last = first + 2 + WINDOW_STEPS
         runs[0][0].ask_stop("SIGINT")
         for run, told in runs:
-            assert told.get(timeout=60) == ("stopping", "SIGINT")
-            assert told.get(timeout=60) == ("grant", last, True)
-            run.end(last)
+            assert told.get(timeout=60) == StepsGranted(run.number, last, True, "SIGINT")
+            run.ended(last)
     at_once(*[r.leave for r in ranks])
     assert all([told.empty() for _, told in runs])
 
@@ -177,23 +175,45 @@ def test_several_runs_are_open_at_a_time_and_each_is_granted_its_own_steps(membe
         # In turn, so that what is said of one run is no news of the other.
         for runs, begin in ((first, 0), (second, 10), (first, 0)):
             for run, _ in runs:
-                run.reached(begin + step)
+                run.report_data_ready(begin + step)
         for runs, begin in ((first, 0), (second, 10)):
-            for _, told in runs:
-                assert told.get(timeout=60) == ("grant", begin + step + WINDOW_STEPS, False)
+            for run, told in runs:
+                assert told.get(timeout=60) == granted(run, begin + step + WINDOW_STEPS)
     ranks[1].fail(ValueError("boom"))
     for told in (first[0][1], second[0][1]):
-        assert told.get(timeout=60) == ("abort", "rank 1 failed: ValueError: boom")
+        assert told.get(timeout=60) == "rank 1 failed: ValueError: boom"
+
+
+class NumberedRank:
+    """A rank that meets nobody: it numbers a run and keeps what it says."""
+
+    rank, failure = 0, None
+
+    def __init__(self):
+        self.says = []
+        self.say = self.says.append
+
+    def begin_run(self, run):
+        run.number = 2
+
+
+def test_a_stop_asked_for_before_the_ranks_meet_is_told_when_the_run_begins():
+    rank = NumberedRank()
+    run = DistributedRun(rank, 3, obey=print, abort=print)
+    run.report_data_ready(4)
+    run.ask_stop("SIGTERM")
+    run.ask_stop("SIGINT")
+    assert rank.says == []
+    run.begin()
+    assert rank.says == [StopRequested(2, "SIGTERM")]
 
 
 def test_a_script_that_ends_between_two_steps_has_ended_its_runs(members, at_once):
     _, ranks = members(2)
-    heard = [listening() for _ in ranks]
-    steps = [replace(callbacks, is_stepped=True) for _, callbacks in heard]
-    pairs = zip(ranks, steps, strict=True)
-    runs = at_once(*[partial(rank.begin_run, own, first_step=3) for rank, own in pairs])
+    runs = [listening(rank, 3, is_stepped=True)[0] for rank in ranks]
+    at_once(*[run.begin for run in runs])
     for run in runs:
-        run.reached(5)
+        run.report_data_ready(5)
     ranks[0].leave()
     assert [run.is_over for run in runs] == [True, False]
     ranks[1].leave()
@@ -207,7 +227,7 @@ def test_a_failure_aborts_the_runs_of_the_others(members, at_once):
     assert ranks[2].fail(ValueError("boom"), op="linear", line="train.py:4")
     for _, told in runs[:2]:
         text = "rank 2 failed in linear (train.py:4): ValueError: boom"
-        assert told.get(timeout=60) == ("abort", text)
+        assert told.get(timeout=60) == text
     assert job.coordinator.failure.rank == 2
 
 
@@ -216,17 +236,13 @@ def test_data_that_ends_earlier_on_one_rank_is_an_error_that_names_both(members,
     _, ranks = members(2)
     runs = begun(at_once, ranks)
     if not is_late:
-        runs[1][0].fed(3)
+        runs[1][0].report_data_ready(3)
     runs[0][0].data_ended(2)
     if is_late:
-        runs[1][0].reached(2)
-        runs[1][0].fed(3)
-    while True:
-        told = runs[1][1].get(timeout=60)
-        if told[0] == "abort":
-            break
-        runs[1][0].fed(3)
-    assert told[1] == (
+        runs[1][0].report_data_ready(3)
+    while not isinstance(told := runs[1][1].get(timeout=60), str):
+        runs[1][0].report_data_ready(3)
+    assert told == (
         "rank 0 ended after step 2, rank 1 not before step 3: the data of all ranks must have the"
         " same number of batches"
     )
@@ -234,23 +250,23 @@ def test_data_that_ends_earlier_on_one_rank_is_an_error_that_names_both(members,
 
 def test_ranks_that_resume_at_different_steps_are_an_error(members, at_once):
     _, ranks = members(2)
-    made = [listening() for _ in ranks]
-    at_once(*[partial(r.begin_run, made[r.rank][1], first_step=10 * r.rank) for r in ranks])
-    for told, _ in made:
-        assert told.get(timeout=60)[1].startswith("rank 1 would train on after step 10, rank 0")
+    runs = [listening(rank, 10 * rank.rank) for rank in ranks]
+    at_once(*[run.begin for run, _ in runs])
+    for _, told in runs:
+        assert told.get(timeout=60).startswith("rank 1 would train on after step 10, rank 0")
 
 
 def test_a_callback_that_raises_is_no_silence(members, at_once):
     _, ranks = members(2)
     aborted = threading.Event()
 
-    def grant(steps, is_last):
+    def obey(message):
         raise RuntimeError("in the callback")
 
-    raising = RunCallbacks(grant=grant, abort=lambda error: aborted.set())
-    at_once(partial(ranks[0].begin_run, raising), partial(ranks[1].begin_run, listening()[1]))
+    raising = DistributedRun(ranks[0], 0, obey=obey, abort=lambda error: aborted.set())
+    at_once(raising.begin, listening(ranks[1])[0].begin)
     assert aborted.wait(60)
-    with pytest.raises(InternalError, match="in the callback"):
+    with raises(InternalError):
         ranks[0].all_gather_object("x", 0)
 
 
@@ -266,9 +282,7 @@ def test_who_was_not_launched_is_alone():
     assert current_rank({}) is None
     assert current_rank({"RANK": "0", "WORLD_SIZE": "1"}) is None
     assert current_rank({"WORLD_SIZE": "4"}) is None
-    with pytest.raises(
-        ActorflowError, match=r"'actorflow launch -n RANKS SCRIPT\.py', or unset both"
-    ):
+    with raises(ActorflowError):
         current_rank({"RANK": "0", "WORLD_SIZE": "2"})
 
 
@@ -278,7 +292,7 @@ def test_a_process_becomes_a_rank_once(served, monkeypatch, num_ranks):
     job = served(num_ranks)
     made = init_rank(job.coordinator.keys(0))
     assert current_rank({}) is (made if num_ranks > 1 else None)
-    with pytest.raises(InternalError, match="a rank already"):
+    with raises(InternalError):
         init_rank(job.coordinator.keys(0))
     made.leave()
 
@@ -300,11 +314,9 @@ def test_a_coordinator_that_cannot_be_reached_is_an_error_with_its_address(
     keys = replace(served(2).coordinator.keys(0), endpoint=endpoint, wait_s=0.01)
     member = RankClient(keys)
     try:
-        text = f"rank 0 to its coordinator at {endpoint} did not come about within 0.05 s"
+        text = f"rank 0 to its coordinator at {endpoint} was not established within 0.05 s"
         with pytest.raises(PeerFailed, match=text) as caught:
-            member.all_gather_object("up", 0) if call == "gather" else member.begin_run(
-                listening()[1]
-            )
+            member.all_gather_object("up", 0) if call == "gather" else listening(member)[0].begin()
         assert not member.fail(caught.value), "who runs the script prints it"
     finally:
         member._link.close()

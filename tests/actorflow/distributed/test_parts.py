@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -83,7 +84,7 @@ def test_what_is_given_is_the_whole_and_is_cut(plan):
     np.testing.assert_array_equal(cut, whole[8:])
     assert cut.flags.c_contiguous
     for wrong in (cut, whole[1:], whole.astype(np.float64)):
-        with pytest.raises(CompileError, match=r"'weight' is float32\[12, 6\] .* got float"):
+        with raises(CompileError):
             initial_values(rank_plan, {"weight": wrong}, 0, rank=5)
 
 
@@ -117,9 +118,9 @@ def test_a_plan_of_parts_outlives_a_file_and_says_no_rank(plan, tmp_path):
 )
 def test_a_part_that_no_rank_has_is_a_bug_and_a_damaged_file(plan, part):
     wrong = with_part(plan, part)
-    with pytest.raises(InternalError, match=r"'weight' is float32\[4, 6\], and no part of"):
+    with raises(InternalError):
         verify_plan(wrong)
-    with pytest.raises(PlanFormatError, match=r"'weight' is float32\[4, 6\], and no part of"):
+    with raises(PlanFormatError):
         Plan.from_bytes(wrong.to_bytes())
 
 
@@ -129,12 +130,12 @@ def test_a_field_of_a_part_is_checked_alike(plan):
     right = with_part(replace(plan, fields=tuple(fields)), None)
     verify_plan(right)
     wrong = with_part(replace(right, options=plan.options), None, Mesh(("data",), (4,)))
-    with pytest.raises(InternalError, match=r"field 'x' is float32\[2, 6\], and no part of"):
+    with raises(InternalError):
         verify_plan(wrong)
 
 
 def test_a_mesh_of_more_ranks_than_there_can_be_is_refused(plan):
-    with pytest.raises(InternalError, match="1048576 ranks at most"):
+    with raises(InternalError):
         verify_plan(with_part(plan, None, Mesh(("data", "model"), (2, 10**11))))
 
 
@@ -144,7 +145,7 @@ def test_a_mesh_of_more_ranks_than_there_can_be_is_refused(plan):
 )  # fmt: skip
 def test_an_option_that_is_no_mesh_is_a_damaged_file(plan, mesh):
     wrong = replace(plan, options=(*plan.options, ("mesh", mesh)))
-    with pytest.raises(PlanFormatError, match=r"option mesh is .*no pairs of names and extents"):
+    with raises(PlanFormatError):
         Plan.from_bytes(wrong.to_bytes())
 
 

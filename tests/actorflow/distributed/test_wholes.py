@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tiers
+from error_texts import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_threads import RankThreads
 
-from actorflow.distributed import unshard
 from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from actorflow.distributed.unshard import all_gather_variables, shard_values
 from compiler.contract.errors import InternalError
@@ -82,11 +82,11 @@ def test_all_ranks_have_the_wholes_whose_parts_they_had(case, message_bytes):
         for name, part in parts.items():
             want = whole[name][shard_slices(part, mesh, group.rank)]
             np.testing.assert_array_equal(own[name], want)
-        return all_gather_variables(plan, own, group.all_gather_object, group.rank)
+        return all_gather_variables(
+            plan, own, group.all_gather_object, group.rank, message_bytes=message_bytes
+        )
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unshard, "MESSAGE_BYTES", message_bytes)
-        found, meeting = on_ranks(mesh.num_ranks, one)
+    found, meeting = on_ranks(mesh.num_ranks, one)
     for own in found:
         assert own.keys() == whole.keys()
         for name, array in own.items():
@@ -155,8 +155,7 @@ def test_one_rank_alone_has_its_own():
 def test_ranks_that_have_other_variables_of_one_name_are_told_which():
     plan = plan_of(Mesh(("data",), (2,)), {"w": None})
     values = [np.zeros(3, np.float32), np.zeros(4, np.float32)]
-    text = r"'w' is float32\[3\] on rank 0 and float32\[4\] on rank 1"
-    with pytest.raises(InternalError, match=text):
+    with raises(InternalError):
         on_ranks(
             2,
             lambda a: all_gather_variables(
@@ -167,7 +166,7 @@ def test_ranks_that_have_other_variables_of_one_name_are_told_which():
 
 def test_a_part_of_another_size_than_the_plan_says_is_a_bug():
     plan = plan_of(Mesh(("data",), (2,)), {"w": ShardingSpec((4,), (("data", 0),))})
-    with pytest.raises(InternalError, match=r"'w' is \[4\] here, where this rank's part is \[2\]"):
+    with raises(InternalError):
         on_ranks(
             2, lambda a: all_gather_variables(plan, {"w": np.zeros(4)}, a.all_gather_object, a.rank)
         )
@@ -175,7 +174,7 @@ def test_a_part_of_another_size_than_the_plan_says_is_a_bug():
 
 def test_parts_of_ranks_that_are_not_there_are_missed():
     plan = plan_of(Mesh(("data",), (2,)), {"w": ShardingSpec((4,), (("data", 0),))})
-    with pytest.raises(InternalError, match="1 ranks tell their parts, of a mesh of 2"):
+    with raises(InternalError):
         all_gather_variables(plan, {"w": np.zeros(2)}, SINGLE_PROCESS.all_gather_object, 0)
 
 

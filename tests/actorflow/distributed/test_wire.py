@@ -5,6 +5,7 @@ import dataclasses
 
 import msgpack
 import pytest
+from error_texts import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,19 +14,18 @@ from actorflow.distributed.messages import (
     FromRank,
     GatherDone,
     GatherEntered,
-    Malformed,
     RankFailed,
     StepReached,
     ToRank,
     decode,
     encode,
     pack_value,
-    unpack_value,
 )
+from compiler.contract.codec import DecodeError, from_msgpack
 
 FIELDS = {
-    "int": st.integers(0, (1 << 62) - 1),
-    "str": st.text(max_size=50),
+    "Number": st.integers(0, (1 << 62) - 1),
+    "Words": st.text(max_size=50),
     "bool": st.booleans(),
     "bytes": st.binary(max_size=50),
     "tuple[bytes, ...]": st.lists(st.binary(max_size=20), max_size=4).map(tuple),
@@ -55,7 +55,7 @@ def test_what_the_coordinator_says_comes_as_it_was(message):
 def test_bytes_at_random_are_refused_or_are_a_message(frames):
     try:
         message = decode(frames, FromRank)
-    except Malformed:
+    except DecodeError:
         return
     assert type(message) in FromRank.__args__
 
@@ -71,7 +71,7 @@ PLAIN = st.recursive(
 def test_msgpack_of_another_shape_is_refused(head):
     try:
         message = decode([msgpack.packb(head)], FromRank)
-    except Malformed:
+    except DecodeError:
         return
     assert head[:2] == [messages.VERSION, type(message).__name__]
 
@@ -81,35 +81,21 @@ def packed(*head):
 
 
 @pytest.mark.parametrize(
-    ("frames", "said"),
+    "frames",
     [
-        ([], "no frame"),
-        ([b""], "no msgpack"),
-        ([b"\xdd\xff\xff\xff\xff"], "no msgpack"),
-        ([b"\x91" * 2000], "no msgpack"),
-        ([msgpack.packb(7)], "no array"),
-        ([msgpack.packb([3, "Hello"])], "another version"),
-        ([msgpack.packb([True, "Hello"])], "another version"),
-        ([packed("Hello") + b"\x00"], "no msgpack"),
-        ([packed("Welcome", 2)], "nobody may send here"),
-        ([packed("Nonsense")], "nobody may send here"),
-        ([packed(["Hello"])], "nobody may send here"),
-        ([packed("StepReached", 1)], "without its step"),
-        ([packed("StepReached", 1, 2, 3)], "more than it has"),
-        ([packed("StepReached", 1, 2), b"more"], "more than it has"),
-        ([packed("StepReached", 1, -2)], "beyond"),
-        ([packed("StepReached", 1, 1 << 63)], "beyond"),
-        ([packed("StepReached", 1, True)], "step of StepReached is no int"),
-        ([packed("StepReached", 1, "2")], "step of StepReached is no int"),
-        ([packed("StepReached", 1, msgpack.ExtType(1, b""))], "is no int"),
-        ([packed("StopRequested", 1, b"bytes")], "is no str"),
-        ([packed("StopRequested", 1, "x" * (1 << 17))], "too long"),
-        ([packed("StopRequested", 1, "x" * (1 << 21))], "a head of"),
-        ([packed("GatherEntered", 1, "plan")], "GatherEntered without its value"),
+        [], [b""], [b"\xdd\xff\xff\xff\xff"], [b"\x91" * 2000], [msgpack.packb(7)],
+        [msgpack.packb([3, "Hello"])], [msgpack.packb([True, "Hello"])],
+        [packed("Hello") + b"\x00"], [packed("Welcome", 2)], [packed("Nonsense")],
+        [packed(["Hello"])], [packed("StepReached", 1)], [packed("StepReached", 1, 2, 3)],
+        [packed("StepReached", 1, 2), b"more"], [packed("StepReached", 1, -2)],
+        [packed("StepReached", 1, 1 << 63)], [packed("StepReached", 1, True)],
+        [packed("StepReached", 1, "2")], [packed("StepReached", 1, msgpack.ExtType(1, b""))],
+        [packed("StopRequested", 1, b"bytes")], [packed("StopRequested", 1, "x" * (1 << 17))],
+        [packed("StopRequested", 1, "x" * (1 << 21))], [packed("GatherEntered", 1, "plan")],
     ],
 )  # fmt: skip
-def test_each_malformed_message_is_refused_by_its_fault(frames, said):
-    with pytest.raises(Malformed, match=said):
+def test_each_malformed_message_is_refused_by_its_fault(frames):
+    with raises(DecodeError):
         decode(frames, FromRank)
 
 
@@ -128,24 +114,24 @@ def test_a_text_that_is_too_long_is_cut_and_a_broken_one_is_mended():
 
 def test_values_come_back_with_tuples():
     value = (1, 2.5, True, None, "text", b"\x00\xff", ((), (1,)))
-    assert unpack_value(pack_value(value, "x")) == value
-    assert unpack_value(pack_value([1, [2]], "x")) == (1, (2,))
+    assert from_msgpack(pack_value(value, "x")) == value
+    assert from_msgpack(pack_value([1, [2]], "x")) == (1, (2,))
 
 
 def test_a_value_that_cannot_travel_is_refused_by_name(monkeypatch):
-    with pytest.raises(ValueError, match="brings to 'plan' is made of numbers"):
+    with raises(ValueError):
         pack_value(object(), "plan")
-    with pytest.raises(ValueError, match="brings to 'plan'"):
+    with raises(ValueError):
         pack_value(1 << 70, "plan")
     monkeypatch.setattr(messages, "MOST_FRAME_BYTES", 10)
-    with pytest.raises(ValueError, match="has 13 bytes; at most 10 travel"):
+    with raises(ValueError):
         pack_value(bytes(11), "plan")
 
 
 @given(st.binary(max_size=64))
 def test_bytes_at_random_are_a_value_or_refused(data):
-    with contextlib.suppress(Malformed):
-        unpack_value(data)
+    with contextlib.suppress(DecodeError):
+        from_msgpack(data)
 
 
 def test_every_message_has_fields_that_travel():

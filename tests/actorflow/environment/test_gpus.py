@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow.environment import host
@@ -46,15 +47,8 @@ def test_the_gpu_that_is_here_is_known_by_what_its_driver_says(here):
 
 
 def test_without_a_gpu_and_a_name_the_error_says_how_to_name_one(here):
-    with pytest.raises(CompileError) as caught:
+    with raises(CompileError):
         gpu_for((CUDA,), None, Settings())
-    assert str(caught.value) == (
-        "which GPU cuda:0 is must be known to compile for it, and no NVIDIA"
-        ' driver is here: there is no libnvidia-ml.so.1. Name it: @af.job(device="cuda",'
-        ' gpu="h200"), --gpu h200 or ACTORFLOW_GPU=h200; there are descriptions of a100, b200,'
-        " h100, h200, l40s, rtx4090. Plans can be made, printed and simulated without a GPU, and"
-        " ACTORFLOW_CUDA=emulated runs them on the host, slowly"
-    )
 
 
 def test_a_job_whose_gpu_nobody_knows_names_its_line(here):
@@ -62,61 +56,52 @@ def test_a_job_whose_gpu_nobody_knows_names_its_line(here):
     def score(model, batch):
         return batch.x.mean()
 
-    with pytest.raises(CompileError, match=r"test_gpus\.py:\d+: job 'score': which GPU cuda:0 is"):
+    with raises(CompileError):
         score.step(af.nn.Module(), {"x": np.ones(3, np.float32)})
 
 
 def test_a_device_beyond_the_last_gpu_is_no_gpu(here):
     here(H200)
-    with pytest.raises(CompileError, match=r"which GPU cuda:1 is .* and there are 1 GPUs, counted"):
+    with raises(CompileError):
         gpu_for((CUDA, CUDA1)[1:], None, Settings())
 
 
 def test_a_gpu_and_a_simulated_device_have_no_way_between_them():
     devices = (CUDA, HOST, Device(DeviceKind.SIM))
-    with pytest.raises(CompileError, match="it runs on cuda:0 and on sim:0, which is simulated"):
+    with raises(CompileError):
         gpu_for(devices, "h200", Settings())
 
 
 def test_an_unknown_name_gets_the_nearest_and_all_that_there_are():
-    with pytest.raises(
-        CompileError, match=r"'h20'; did you mean 'h200'\? There are descr.* of a100"
-    ):
+    with raises(CompileError):
         gpu_called("h20")
-    with pytest.raises(CompileError, match="'voodoo'; there are descriptions of a100, b200, h100"):
+    with raises(CompileError):
         gpu_called("voodoo")
-    with pytest.raises(CompileError, match=r"^ACTORFLOW_GPU: no GPU is called 'h20'"):
+    with raises(CompileError):
         gpu_for((CUDA,), None, Settings(gpu="h20"))
 
 
 def test_a_gpu_without_a_description_is_planned_for_as_one_with_its_instructions():
-    with pytest.raises(
-        CompileError, match=r"is 'NVIDIA H100 PCIe' \(compute cap.* 9\.0\).*--gpu h100"
-    ):
+    with raises(CompileError):
         described(NvmlDevice("NVIDIA H100 PCIe", "GPU-3", (9, 0), 80 << 30))
-    with pytest.raises(CompileError, match=r"'NVIDIA T4' .* 7\.5\).* NVIDIA H200, .*; add one"):
+    with raises(CompileError):
         described(NvmlDevice("NVIDIA T4", "GPU-4", (7, 5), 16 << 30))
 
 
 def test_a_gpu_for_devices_that_are_none_is_refused():
-    with pytest.raises(CompileError, match="gpu='h200' is given, and it runs on host:0, no GPU"):
+    with raises(CompileError):
         check_gpu("h200", (HOST,))
-    with pytest.raises(CompileError, match='gpu must be a name such as "h200", got 7'):
+    with raises(CompileError):
         check_gpu(7, ())
     check_gpu("h200", ())
     check_gpu("h200", (HOST, CUDA))
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"device": "sim", "gpu": "h200"}, "gpu='h200' is given, and it runs on sim:0"),
-        ({"device": "cuda", "gpu": "h2000"}, "no GPU is called 'h2000'; did you mean 'h200'"),
-        ({"gpu": 200}, "gpu must be a name"),
-    ],
+    "options", [{"device": "sim", "gpu": "h200"}, {"device": "cuda", "gpu": "h2000"}, {"gpu": 200}]
 )
-def test_a_job_is_refused_at_the_line_of_its_decorator(options, text):
-    with pytest.raises(CompileError, match=rf"test_gpus\.py:\d+: job 'score': {text}"):
+def test_a_job_is_refused_at_the_line_of_its_decorator(options):
+    with raises(CompileError):
 
         @af.job(train=False, **options)
         def score(model, batch):
@@ -129,9 +114,7 @@ def test_a_gpu_for_a_job_that_comes_to_run_on_the_host_is_refused_when_it_is_com
         return batch.x.sum()
 
     rows = af.data.ArraySource({"x": np.ones((4, 3), np.float32)}, batch=2)
-    with pytest.raises(
-        CompileError, match="job 'score': gpu='h200' is given, and it runs on host:0"
-    ):
+    with raises(CompileError):
         score.compile(af.nn.Linear(3, 2), rows)
 
 

@@ -1,3 +1,4 @@
+import os
 import sys
 
 import pytest
@@ -54,5 +55,5 @@ def test_a_folder_under_a_file_is_not_writable(tmp_path):
 
 
 def test_a_folder_without_permission_is_not_writable(tmp_path, monkeypatch):
-    monkeypatch.setattr(host.os, "access", lambda place, mode: place != tmp_path)
+    monkeypatch.setattr(os, "access", lambda place, mode: place != tmp_path)
     assert not is_writable(tmp_path / "a")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -20,20 +21,19 @@ def computed(function, device=None, **batch):
 
 
 @pytest.mark.parametrize(
-    ("function", "index", "words"),
+    ("function", "index"),
     [
-        (lambda b: b.x[b.i], [[0, -1], [2, 3]], r"index 3 at position \(1, 1\) is outside -3..2"),
-        (lambda b: b.x[:, b.i, b.i], [3, 4], r"index 4 at position \(0, 1\) is outside -4..3"),
-        (lambda b: b.x[0, b.i - 2, b.i], [2, 5], "index 5 at position 1 is outside -5..4"),
-        (lambda b: b.x.scatter(2, b.i, 1.0), [[[-6]]], r"index -6 at position .* -5..4"),
-        (lambda b: b.x.index_add(0, b.i, b.x[:1]), [1 << 40], "index 1099511627776 at position 0"),
+        (lambda b: b.x[b.i], [[0, -1], [2, 3]]),
+        (lambda b: b.x[:, b.i, b.i], [3, 4]),
+        (lambda b: b.x[0, b.i - 2, b.i], [2, 5]),
+        (lambda b: b.x.scatter(2, b.i, 1.0), [[[-6]]]),
+        (lambda b: b.x.index_add(0, b.i, b.x[:1]), [1 << 40]),
     ],
 )
-def test_a_bad_index_is_told_as_it_was_given(function, index, words, device):
-    with pytest.raises(af.ActorFailed, match=r"test_indexing\.py") as caught:
+def test_a_bad_index_is_told_as_it_was_given(function, index, device):
+    with raises(af.ActorFailed) as caught:
         computed(function, device, x=X, i=np.array(index))
     assert isinstance(caught.value.__cause__, IndexError)
-    assert caught.match(words)
 
 
 def test_the_last_of_several_for_one_place_wins(device):
@@ -62,5 +62,5 @@ def test_integers_and_bools_are_taken_and_put_too():
 
 
 def test_an_axis_without_elements_has_no_index():
-    with pytest.raises(af.CompileError, match="an index into an axis without elements"):
+    with raises(af.CompileError):
         computed(lambda b: b.x[b.i], x=X[:0], i=np.array([0]))

@@ -1,10 +1,10 @@
 """Losses of classes and of probabilities keep their digits, whatever part logits have in common."""
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+from changed_passes import change_passes
 from graphs import WideFrom
 from rank_trainings import Training
 
@@ -12,7 +12,6 @@ import actorflow as af
 from actorflow import nn
 from actorflow.data import ArraySource
 from compiler.fusion import regions
-from compiler.pipeline import pipeline
 
 EACH_ONCE = pytest.mark.thinned(2)  # the types in turn
 DTYPES = [pytest.param(name, marks=EACH_ONCE) for name in ("float32", "float64")]
@@ -183,8 +182,7 @@ def test_logits_that_never_exist_as_a_whole_have_these_losses(device, monkeypatc
     def chunk(graph, context):
         return regions.run(graph, WideFrom(1, 5))
 
-    passes = [replace(p, run=chunk) if p.name == "chunk_wide" else p for p in pipeline.PASSES]
-    monkeypatch.setattr(pipeline, "PASSES", tuple(passes))
+    change_passes(monkeypatch, chunk_wide=chunk)
     monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path))
 
     @af.job(train=False, **device)

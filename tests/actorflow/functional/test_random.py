@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -133,7 +134,7 @@ def test_what_a_job_that_draws_may_not_call_a_buffer():
     def look(model, batch):
         return {"y": af.rand(2) + model.step.float()}
 
-    with pytest.raises(af.CompileError, match=r"test_random\.py:\d+: a buffer cannot be call"):
+    with raises(af.CompileError):
         look.step(Model(), {"x": np.zeros(1, np.float32)})
 
 
@@ -180,14 +181,14 @@ def test_places_are_drawn_once_where_they_are_not_put_back():
 
 
 def test_bad_arguments_are_told():
-    for function, words in (
-        (lambda x: af.randint(3, 3, 5), "randint needs up to"),
-        (lambda x: af.rand(3, dtype="int32"), "float32 or float64"),
-        (lambda x: x.multinomial(4), "up to its extent unless replacement=True"),
+    for function in (
+        lambda x: af.randint(3, 3, 5),
+        lambda x: af.rand(3, dtype="int32"),
+        lambda x: x.multinomial(4),
     ):
-        with pytest.raises(af.CompileError, match=words):
+        with raises(af.CompileError):
             drawn(function)
-    with pytest.raises(af.CompileError, match="outside of a job"):
+    with raises(af.CompileError):
         af.rand(3)
 
 

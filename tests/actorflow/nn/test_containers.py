@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -37,7 +38,7 @@ def test_lists_and_dicts_of_modules_are_parts_of_the_model():
         *("blocks.0.weight", "blocks.0.bias", "blocks.1.weight"),
         *("heads.left.weight", "heads.left.bias"),
     ]
-    with pytest.raises(af.CompileError, match="holds modules, got function"):
+    with raises(af.CompileError):
         model.blocks.append(lambda x: x)
 
 
@@ -64,5 +65,5 @@ def test_losses_hold_options_and_refuse_unknown_ones():
     x, y = np.zeros((3, 4), np.float32), np.array([0, -1, 2])
     got = out(nn.Module(), lambda m, b: loss(b.x, b.y), x=x, y=y)
     assert got == pytest.approx(2 * np.log(4.0))
-    with pytest.raises(af.CompileError, match=r"MSELoss: .* unexpected .* 'margin'"):
+    with raises(af.CompileError):
         nn.MSELoss(margin=1.0)

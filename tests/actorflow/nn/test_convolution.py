@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -40,37 +41,30 @@ def test_parameters_begin_like_torchs(layer, weight, fan_in):
 
 
 WRONG = (
-    (lambda x, w: af.conv2d(x, w, padding="same", stride=2), "padding 'same' needs a stride of 1"),
-    (lambda x, w: af.conv2d(x, w, padding="full"), "integers, 'same' or 'valid', got 'full'"),
-    (lambda x, w: af.conv2d(x, w, stride=0), "stride must be one integer of 1 or more, or 2 of"),
-    (lambda x, w: af.conv2d(x, w, padding=(1, 2, 3)), "padding must be one integer of 0 or more"),
-    (lambda x, w: af.conv1d(x, w), "conv1d expects x [N, C, *spatial] or [C, *spatial] with 1"),
-    (lambda x, w: af.conv2d(x, w[0]), "conv2d expects a weight of 4 axes, got float32[4, 3, 3]"),
-    (lambda x, w: af.conv2d(x, w, w[0, 0, 0]), "to 6 channels expects a bias of shape [6], got"),
-    (lambda x, w: af.conv2d(x, w, dilation=9), "has windows of 19 elements on spatial axis 0"),
-    (
-        lambda x, w: af.conv_transpose2d(x, w, output_padding=1),
-        "needs an output_padding below the stride or the dilation",
-    ),
-    (lambda x, w: af.max_pool2d(x, 10**30, ceil_mode=True), "and at most 999,999,999,999, got"),
-    (lambda x, w: af.max_pool2d(x, 3, padding=2), "padding is at most half of its kernel_size"),
-    (lambda x, w: af.avg_pool2d(x, 2, divisor_override=0), "divisor_override must not be 0"),
-    (lambda x, w: af.adaptive_avg_pool2d(x, 0), "output_size must be one integer of 1 or more"),
+    lambda x, w: af.conv2d(x, w, padding="same", stride=2),
+    lambda x, w: af.conv2d(x, w, padding="full"),
+    lambda x, w: af.conv2d(x, w, stride=0),
+    lambda x, w: af.conv2d(x, w, padding=(1, 2, 3)),
+    lambda x, w: af.conv1d(x, w),
+    lambda x, w: af.conv2d(x, w[0]),
+    lambda x, w: af.conv2d(x, w, w[0, 0, 0]),
+    lambda x, w: af.conv2d(x, w, dilation=9),
+    lambda x, w: af.conv_transpose2d(x, w, output_padding=1),
+    lambda x, w: af.max_pool2d(x, 10**30, ceil_mode=True),
+    lambda x, w: af.max_pool2d(x, 3, padding=2),
+    lambda x, w: af.avg_pool2d(x, 2, divisor_override=0),
+    lambda x, w: af.adaptive_avg_pool2d(x, 0),
 )
 
 
-@pytest.mark.parametrize(("wrong", "says"), WRONG)
-def test_what_is_wrong_is_said_with_the_users_line(wrong, says):
-    with pytest.raises(CompileError) as raised:
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_is_said_with_the_users_line(wrong):
+    with raises(CompileError):
         traced(lambda x, w: wrong(x, w), x=(2, 4, 8, 8), w=(6, 4, 3, 3))
-    assert says in str(raised.value)
-    assert "test_convolution.py:" in str(raised.value)
 
 
 def test_layers_of_groups_that_do_not_divide_say_so():
-    with pytest.raises(
-        CompileError, match=r"Conv2d needs channels of 1 or more that groups divide"
-    ):
+    with raises(CompileError):
         nn.Conv2d(4, 6, 3, groups=3)
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -76,7 +77,7 @@ def test_instance_norm_follows_the_means_of_its_statistics(layer):
 def test_instance_norm_without_statistics_has_no_state_and_refuses_one_value():
     assert [*nn.InstanceNorm2d(3).named_stored()] == []
     x = np.ones((2, 3, 1), np.float32)
-    with pytest.raises(CompileError, match="more than one value per channel to keep statistics"):
+    with raises(CompileError):
         trained(nn.InstanceNorm1d(3, track_running_stats=True), x)
-    with pytest.raises(CompileError, match="InstanceNorm2d takes tensors of 4 axes"):
+    with raises(CompileError):
         trained(nn.InstanceNorm2d(3), x)

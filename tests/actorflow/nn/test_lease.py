@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow.nn import lease as leases
@@ -110,14 +111,9 @@ def test_a_second_owner_is_refused_with_both_lines_also_for_a_part():
     cells = cells_of(0, 0)
     held = lease(cells, ONE)
     held.attach(FakeRun(a=1, b=2))
-    message = (
-        r"^b\.py:2: fit of job 'two' would train parameter 'x', which is being trained by fit of"
-        r" job 'one' \(a\.py:1\): of two copies one would be lost\. Let that end first \(leave its"
-        r" loop, or wait for its thread\), or train another model$"
-    )
-    with pytest.raises(af.CompileError, match=message):
+    with raises(af.CompileError):
         lease({"y": ParameterStorage(), "x": cells["b"]}, TWO)
-    with pytest.raises(af.CompileError, match=r"^tests.*test_lease\.py:\d+: what would train"):
+    with raises(af.CompileError):
         make_claim({"x": cells["b"]}, "what")
     held.end(None)
     assert lease(cells, TWO).claim is TWO
@@ -128,7 +124,7 @@ def test_a_lease_that_is_not_attached_yet_refuses_other_threads():
     lease(cells, ONE)
 
     def take():
-        with pytest.raises(af.CompileError, match=r"fit of job 'one' \(a.py:1\)"):
+        with raises(af.CompileError):
             lease(cells, TWO)
         errors.append(True)
 
@@ -161,7 +157,7 @@ def test_during_a_step_other_threads_read_and_cannot_train():
 
     def other():
         seen.append(numbers_of(cells))
-        with pytest.raises(af.CompileError, match="would train parameter 'a'"):
+        with raises(af.CompileError):
             lease(cells, TWO)
         seen.append(held.begin_step())
 
@@ -229,7 +225,7 @@ def test_a_loop_over_a_run_that_is_over_holds_the_lease_until_it_ends():
     for _ in range(2):
         next(generator)
         assert numbers_of(cells) == [1]
-        with pytest.raises(af.CompileError, match=r"fit of job 'one'"):
+        with raises(af.CompileError):
             lease(cells, TWO)
     generator.close()
     assert lease(cells, TWO).claim is TWO
@@ -240,7 +236,7 @@ def test_a_call_whose_run_is_over_is_over_for_other_threads_when_it_returns():
     run = FakeRun(a=1)
 
     def take():
-        with pytest.raises(af.CompileError, match="would train parameter 'a'"):
+        with raises(af.CompileError):
             lease(cells, TWO)
         errors.append(numbers_of(cells))
 

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -15,23 +16,22 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("path", "array", "came"),
+    ("path", "array"),
     [
-        ("emb.weight", np.zeros((9, 8), np.float32), r"float32\[9, 8\]"),
-        ("blocks.1.attn.qkv.weight", np.zeros((24, 8), np.float16), r"float16\[24, 8\]"),
-        ("blocks.0.norm1.weight", np.zeros(8), r"float64\[8\]"),
-        ("heads.a.bias", [0.0, 0.0, 0.0], "list"),
-        ("heads.b.weight", np.float32(1.0), r"float32\[\]"),
-        ("seen", np.zeros((), np.int32), r"int32\[\]"),
+        ("emb.weight", np.zeros((9, 8), np.float32)),
+        ("blocks.1.attn.qkv.weight", np.zeros((24, 8), np.float16)),
+        ("blocks.0.norm1.weight", np.zeros(8)),
+        ("heads.a.bias", [0.0, 0.0, 0.0]),
+        ("heads.b.weight", np.float32(1.0)),
+        ("seen", np.zeros((), np.int32)),
     ],
 )
-def test_what_does_not_fit_is_named_by_its_path_and_nothing_is_loaded(path, array, came):
+def test_what_does_not_fit_is_named_by_its_path_and_nothing_is_loaded(path, array):
     model = Model()
     model.seen = nn.Buffer((), dtype="int64")
     own = {name: np.ones(s.type.shape, s.type.dtype.value) for name, s in model.named_stored()}
     model.load(own)
-    kind = "buffer" if path == "seen" else "parameter"
-    with pytest.raises(CompileError, match=rf"^tests.*test_nn\.py:\d+: {kind} '{path}' .* {came};"):
+    with raises(CompileError):
         model.load({**own, "emb.weight": np.zeros((10, 8), np.float32), path: array})
     assert {float(a.min()) for a in model.state().values()} == {1.0}
 
@@ -56,33 +56,20 @@ def test_a_shared_parameter_counts_once_under_its_first_path():
 
 
 @pytest.mark.parametrize(
-    ("heads", "places", "path"),
+    "heads",
     [
-        (
-            {1: nn.Linear(2, 2), "1": nn.Linear(2, 2)},
-            r"heads\[1\] and Keeps.heads\['1'\]",
-            "heads.1",
-        ),
-        (
-            {"a.b": nn.Linear(2, 2), "a": {"b": nn.Linear(2, 2)}},
-            r"heads\['a.b'\] and Keeps.heads\['a'\]\['b'\]",
-            "heads.a.b",
-        ),
-        (
-            {"0.weight": nn.LayerNorm(2).weight, 0: nn.LayerNorm(2)},
-            r"heads\['0.weight'\] and Keeps.heads\[0\].weight",
-            "heads.0.weight",
-        ),
+        {1: nn.Linear(2, 2), "1": nn.Linear(2, 2)},
+        {"a.b": nn.Linear(2, 2), "a": {"b": nn.Linear(2, 2)}},
+        {"0.weight": nn.LayerNorm(2).weight, 0: nn.LayerNorm(2)},
     ],
 )
-def test_two_parts_under_one_path_are_an_error_that_names_both(heads, places, path):
+def test_two_parts_under_one_path_are_an_error_that_names_both(heads):
     class Keeps(nn.Module):
         def __init__(self):
             self.heads = heads
 
-    words = rf"test_nn.py:\d+: Keeps.{places} share the path '{path}'"
     for walk in (Keeps().named_parameters, Keeps().num_parameters, Keeps().named_modules):
-        with pytest.raises(CompileError, match=words):
+        with raises(CompileError):
             list(walk())
 
 
@@ -117,11 +104,11 @@ def test_loading_is_strict_about_names_shapes_and_dtypes():
     good = {"weight": np.ones((3, 2), np.float32), "bias": np.zeros(3, np.float32)}
     model.load(good)
     np.testing.assert_array_equal(model.state()["weight"], good["weight"])
-    with pytest.raises(CompileError, match=r"missing \['bias'\]"):
+    with raises(CompileError):
         model.load({"weight": good["weight"]})
-    with pytest.raises(CompileError, match=r"unknown \['extra'\]"):
+    with raises(CompileError):
         model.load({**good, "extra": good["bias"]})
-    with pytest.raises(CompileError, match=r"expected float32\[3, 2\], got float64\[3, 2\]"):
+    with raises(CompileError):
         model.load({**good, "weight": np.ones((3, 2))})
 
 
@@ -141,14 +128,14 @@ def test_an_array_that_nobody_can_write_into_is_taken_and_any_other_copied():
 @pytest.mark.parametrize("came", ["abc", [1.0, 2.0], None])
 def test_what_is_no_array_is_no_value_of_a_parameter(came):
     layer = nn.Linear(2, 1)
-    with pytest.raises(CompileError, match=r"test_nn\.py.*float32\[1\], got (str|list|NoneType)"):
+    with raises(CompileError):
         layer.bias.data = came
-    with pytest.raises(CompileError, match=r"test_nn\.py.*expected arrays by path.*got "):
+    with raises(CompileError):
         layer.load(came)
 
 
 def test_state_before_the_first_run_is_an_error_that_says_so():
-    with pytest.raises(CompileError, match="initialised by the first run"):
+    with raises(CompileError):
         nn.Linear(2, 3).state()
 
 
@@ -212,31 +199,28 @@ def test_every_dropout_of_a_model_has_a_key_of_its_own(traced):
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    "make",
     [
-        (lambda: nn.Attention(10, heads=3), "dim divisible by heads, got 10 and 3"),
-        (lambda: nn.Module()(), "has no __call__"),
-        (
-            lambda: nn.Linear(0, 2),
-            r"test_nn.py:\d+: in_features of Linear must be 1 or more, got 0",
-        ),
-        (lambda: nn.Linear(-1, 2), "in_features of Linear must be 1 or more, got -1"),
-        (lambda: nn.Linear(2, 0), "out_features of Linear must be 1 or more, got 0"),
-        (lambda: nn.Linear(2.0, 2), "in_features of Linear must be an integer, got 2.0"),
-        (lambda: nn.Linear(2, "3"), "out_features of Linear must be an integer, got '3'"),
-        (lambda: nn.Embedding(0, 2), "num_embeddings of Embedding must be 1 or more, got 0"),
-        (lambda: nn.Embedding(2, -1), "dim of Embedding must be 1 or more, got -1"),
-        (lambda: nn.Embedding(2, 2, std="a"), "std of Embedding must be a number, got str"),
-        (lambda: nn.Embedding(2, 2, std=-1.0), "std of Embedding must be 0 or more"),
-        (lambda: nn.LayerNorm(0), "normalized_shape of LayerNorm must be 1 or more, got 0"),
-        (lambda: nn.LayerNorm(2.5), r"an extent of LayerNorm must be an integer, got 2.5"),
-        (lambda: nn.LayerNorm(2, eps="a"), "eps of LayerNorm must be a number, got str"),
-        (lambda: nn.Dropout("a"), "dropout probability must be a number, got str"),
-        (lambda: nn.Dropout(1.5), r"dropout probability must be in \[0, 1\), got 1.5"),
+        lambda: nn.Attention(10, heads=3),
+        lambda: nn.Module()(),
+        lambda: nn.Linear(0, 2),
+        lambda: nn.Linear(-1, 2),
+        lambda: nn.Linear(2, 0),
+        lambda: nn.Linear(2.0, 2),
+        lambda: nn.Linear(2, "3"),
+        lambda: nn.Embedding(0, 2),
+        lambda: nn.Embedding(2, -1),
+        lambda: nn.Embedding(2, 2, std="a"),
+        lambda: nn.Embedding(2, 2, std=-1.0),
+        lambda: nn.LayerNorm(0),
+        lambda: nn.LayerNorm(2.5),
+        lambda: nn.LayerNorm(2, eps="a"),
+        lambda: nn.Dropout("a"),
+        lambda: nn.Dropout(1.5),
     ],
 )
-def test_wrong_modules_are_errors(make, words):
-    with pytest.raises(CompileError, match=words):
+def test_wrong_modules_are_errors(make):
+    with raises(CompileError):
         make()
 
 
@@ -253,18 +237,18 @@ def test_layers_take_numpy_integers_as_sizes(traced):
 
 def test_wrong_inputs_of_functions_name_what_was_expected(traced):
     labels = TensorType(DType.INT32, (3,))
-    with pytest.raises(CompileError, match=r"labels of shape \[2\]"):
+    with raises(CompileError):
         traced(lambda x, y: af.cross_entropy(x, y), x=(2, 5), y=labels)
     layer = nn.Linear(4, 2)
-    with pytest.raises(CompileError, match=r"linear expects \[\.\.\., 4\]"):
+    with raises(CompileError):
         traced(layer, layer, x=(2, 5))
-    with pytest.raises(CompileError, match=r"dropout probability"):
+    with raises(CompileError):
         traced(lambda x: af.dropout(x, 1.0), x=(2,))
 
 
 def test_a_parameter_of_another_model_is_refused_with_the_line_that_made_it(traced):
     stranger = nn.Linear(4, 4)
-    with pytest.raises(CompileError, match=r"test_nn.py:\d+ is not part of the model"):
+    with raises(CompileError):
         traced(stranger, nn.Linear(1, 1), x=(2, 4))
 
 

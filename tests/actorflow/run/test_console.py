@@ -122,7 +122,7 @@ def test_a_stream_that_raises_is_told_once_and_used_again_when_it_works(error, c
     assert stream.texts == ["step 3\n"]
     (record,) = caplog.records
     assert record.getMessage() == (
-        f"progress cannot be written ({error}); the run goes on without it"
+        f"progress cannot be written ({error}); the run continues without it"
     )
 
 

@@ -1,6 +1,6 @@
 import threading
 
-from actorflow.run.ports import FetchState
+from actorflow.run.ports import OpenCall
 
 
 class Source:
@@ -12,7 +12,7 @@ class Source:
 
 
 def test_a_fetch_that_has_its_answer_counts():
-    fetching = FetchState(Source())
+    fetching = OpenCall(Source())
     for _ in range(3):
         assert fetching.begin()
         assert fetching.is_inside
@@ -21,7 +21,7 @@ def test_a_fetch_that_has_its_answer_counts():
 
 
 def test_a_fetch_that_was_given_up_no_longer_counts():
-    fetching = FetchState(Source())
+    fetching = OpenCall(Source())
     assert fetching.begin()
     assert fetching.abandon()
     assert not fetching.settle()
@@ -29,7 +29,7 @@ def test_a_fetch_that_was_given_up_no_longer_counts():
 
 
 def test_between_two_fetches_there_is_nothing_to_give_up_but_the_next_one():
-    fetching = FetchState(Source())
+    fetching = OpenCall(Source())
     assert fetching.begin()
     assert fetching.settle()
     assert not fetching.abandon()
@@ -38,18 +38,18 @@ def test_between_two_fetches_there_is_nothing_to_give_up_but_the_next_one():
 
 def test_only_a_source_that_is_fetching_is_closed():
     source = Source()
-    fetching = FetchState(source)
+    fetching = OpenCall(source)
     fetching.close()
     assert source.num_closed == 0
     fetching.begin()
     fetching.close()
     assert source.num_closed == 1
-    FetchState(object()).close()
+    OpenCall(object()).close()
 
 
 def test_of_answer_and_giving_up_exactly_one_counts_whatever_the_threads_do():
     """The one that counts ends the firing: two would end it twice, none would let it hang."""
-    fetches = [FetchState(Source()) for _ in range(5000)]
+    fetches = [OpenCall(Source()) for _ in range(5000)]
     answers, given_up = [], []
     gate = threading.Barrier(2)
 

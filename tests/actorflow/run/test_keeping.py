@@ -6,9 +6,8 @@ import pytest
 from rank_threads import RankThreads
 
 from actorflow.checkpoint.errors import Every
-from actorflow.distributed import unshard
-from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from actorflow.run.run_options import CheckpointScheduler
+from actorflow.distributed.process_group import ProcessGroup
+from actorflow.run.saving import CheckpointScheduler, RunContext
 from compiler.contract.placement import Mesh
 
 
@@ -22,20 +21,21 @@ class Clocked:
 
 
 @pytest.fixture
-def ranks(monkeypatch):
+def ranks():
     """Return what makes the keepings of two ranks, and what they asked for."""
-    monkeypatch.setattr(unshard, "_saved", lambda plan: [])
-    plan, settings = SimpleNamespace(mesh=Mesh(("data",), (2,))), SimpleNamespace(rank_seconds=1.0)
+    plan = SimpleNamespace(mesh=Mesh(("data",), (2,)), state=(), actors=())
+    settings = SimpleNamespace(rank_seconds=1.0)
 
     def make(every, first_step=0):
         threads, asked, saver = RankThreads(2), [], Clocked()
 
         def one(rank):
-            options = SimpleNamespace(
+            context = RunContext(
                 group=ProcessGroup(rank, threads.gather(rank)), settings=settings,
-                every=Every.parse(every), first_step=first_step, saver=None if rank else saver,
+                first_step=first_step, saver=None if rank else saver,
             )  # fmt: skip
-            return CheckpointScheduler(plan, options, lambda: asked.append(rank))
+            period = Every.parse(every)
+            return CheckpointScheduler(plan, period, context, lambda: asked.append(rank))
 
         made.extend(threads.run(one))
         return *made, saver, asked
@@ -82,8 +82,7 @@ def test_a_rank_that_is_late_saves_all_that_was_told(ranks):
 
 
 def test_what_keeps_nothing_has_nothing_due():
-    options = SimpleNamespace(saver=None, every=None, first_step=0, group=SINGLE_PROCESS)
-    keeping = CheckpointScheduler(None, options, lambda: None)
+    keeping = CheckpointScheduler(None, None, RunContext(settings=None), lambda: None)
     assert not keeping.is_due(5)
     assert not keeping.needs_others
     keeping.save(5, {}, lambda step: {})

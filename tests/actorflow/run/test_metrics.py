@@ -3,9 +3,11 @@ import math
 import os
 import sys
 import threading
+from io import FileIO
 from pathlib import Path
 
 import pytest
+from error_texts import raises
 
 from actorflow.run.report import MetricsFile, MetricsKeeper, read_metrics
 
@@ -59,53 +61,55 @@ def test_numbers_that_json_lacks_come_back_through_float(tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_a_full_disk_is_an_os_error(tmp_path):
-    file = MetricsFile(tmp_path / "m.jsonl")
-    full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, file._file.fileno())
-    os.close(full)
-    with pytest.raises(OSError, match="No space left"):
+    file = MetricsFile(tmp_path / "m.jsonl", lambda path: FileIO("/dev/full", "ab"))
+    with raises(OSError):
         file.append({"step": 1})
     file.close()
 
 
+class Short(FileIO):
+    def write(self, line):
+        return super().write(line[:-1])
+
+
 def test_a_line_written_in_part_is_an_os_error(tmp_path):
-    file = MetricsFile(tmp_path / "m.jsonl")
-    file._file.close()
-
-    class Short:
-        def write(self, line):
-            return len(line) - 1
-
-    file._file = Short()
-    with pytest.raises(OSError, match=r"only 11 of 12 bytes"):
+    file = MetricsFile(tmp_path / "m.jsonl", lambda path: Short(path, "ab"))
+    with raises(OSError):
         file.append({"step": 1})
+    file.close()
 
 
 def test_a_folder_in_place_of_the_file_is_an_os_error(tmp_path):
-    with pytest.raises(OSError, match=os.path.basename(tmp_path)):
+    with raises(OSError):
         MetricsFile(tmp_path)
 
 
 class Disk:
-    """A metrics file whose disk takes only `room` lines, and a part of the next one."""
+    """Makes files that take only `room` lines, and a part of the next one."""
 
-    def __init__(self, path, monkeypatch):
+    def __init__(self, path):
         self.path, self.room, self.said = path, 1_000, []
-        write = MetricsFile._write
 
-        def limited(file, line):
-            if self.room == 0:
-                file._file.write(line[: len(line) // 2])
-                raise OSError(28, "No space left on device")
-            self.room -= line != b"\n"
-            write(file, line)
+    def open_file(self, path):
+        disk = self
 
-        monkeypatch.setattr(MetricsFile, "_write", limited)
+        class Limited(FileIO):
+            def write(self, line):
+                if disk.room == 0:
+                    super().write(line[: len(line) // 2])
+                    raise OSError(28, "No space left on device")
+                disk.room -= line != b"\n"
+                return super().write(line)
+
+        return Limited(path, "ab+")
+
+    def keeper(self, **options):
+        return MetricsKeeper(self.path, self.said.append, open_file=self.open_file, **options)
 
 
-def test_rows_that_a_full_disk_refused_are_written_when_it_has_room(tmp_path, monkeypatch):
-    disk = Disk(tmp_path / "m.jsonl", monkeypatch)
-    keeper = MetricsKeeper(disk.path, disk.said.append)
+def test_rows_that_a_full_disk_refused_are_written_when_it_has_room(tmp_path):
+    disk = Disk(tmp_path / "m.jsonl")
+    keeper = disk.keeper()
     keeper.append({"step": 1})
     disk.room = 0
     for step in (2, 3):
@@ -119,16 +123,18 @@ def test_rows_that_a_full_disk_refused_are_written_when_it_has_room(tmp_path, mo
     assert len(disk.said) == 1
 
 
-def test_what_a_disk_never_took_is_counted_at_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("actorflow.run.report._KEPT_ROWS", 2)
-    disk = Disk(tmp_path / "m.jsonl", monkeypatch)
-    keeper = MetricsKeeper(disk.path, disk.said.append)
+@pytest.mark.parametrize(("room", "lost", "steps"), [(0, 5, []), (1_000, 3, [3, 4])])
+def test_what_a_disk_never_took_is_counted_at_the_end(tmp_path, room, lost, steps):
+    """No more is kept than was said, and the newest rows at that."""
+    disk = Disk(tmp_path / "m.jsonl")
+    keeper = disk.keeper(most_rows=2)
     disk.room = 0
     for step in range(5):
         keeper.append({"step": step})
+    disk.room = room
     keeper.close()
-    assert disk.said[1:] == [f"warning: 5 rows of metrics are not in {disk.path}"]
-    assert len(keeper._rows) == 2, "no more is kept than was said"
+    assert disk.said[1:] == [f"warning: {lost} rows of metrics are not in {disk.path}"]
+    assert [row["step"] for row in read_metrics(disk.path)] == steps
 
 
 def test_a_place_that_cannot_be_opened_is_told_at_once(tmp_path):
@@ -137,11 +143,20 @@ def test_a_place_that_cannot_be_opened_is_told_at_once(tmp_path):
     assert said[0].startswith(f"warning: {tmp_path} cannot be written")
 
 
-def test_rows_of_several_threads_are_each_written_once(tmp_path, monkeypatch):
+class Slow(FileIO):
+    """Lets other threads run while a line is written, as a disk does."""
+
+    def write(self, line):
+        written = super().write(line)
+        os.sched_yield()
+        return written
+
+
+def test_rows_of_several_threads_are_each_written_once(tmp_path):
     """A run's outputs and its evaluations come on threads of their own."""
     interval = sys.getswitchinterval()
-    monkeypatch.setattr(MetricsFile, "_write", _slowly(MetricsFile._write))
-    keeper, failed = MetricsKeeper(tmp_path / "m.jsonl", pytest.fail), []
+    path, failed = tmp_path / "m.jsonl", []
+    keeper = MetricsKeeper(path, pytest.fail, open_file=lambda path: Slow(path, "ab+"))
 
     def append(first):
         try:
@@ -163,13 +178,3 @@ def test_rows_of_several_threads_are_each_written_once(tmp_path, monkeypatch):
     assert not failed
     steps = [row["step"] for row in read_metrics(tmp_path / "m.jsonl")]
     assert sorted(steps) == [s for i in range(3) for s in range(1000 * i, 1000 * i + 300)]
-
-
-def _slowly(write):
-    """Let other threads run while a line is written, as a disk does."""
-
-    def slow(self, line):
-        write(self, line)
-        os.sched_yield()
-
-    return slow

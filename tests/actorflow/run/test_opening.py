@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -49,5 +50,5 @@ def test_a_plan_for_a_gpu_that_nobody_described_is_none_of_this_version(plan, se
     cuda = Device(DeviceKind.CUDA)
     rows = tuple([replace(row, device=cuda) for row in getattr(plan, table)])
     options = (*plan.options, ("gpu", "z9"))
-    with pytest.raises(PlanFormatError, match="GPU called 'z9', and there are descriptions"):
+    with raises(PlanFormatError):
         verify_and_build(replace(plan, **{table: rows}, options=options), settings)

@@ -249,6 +249,14 @@ def test_a_metric_cannot_take_the_place_of_a_fact(tmp_path):
     assert (row["step"], row["metric_step"], row["metric_samples_per_s"]) == (1, 7.0, 8.0)
 
 
+@pytest.mark.parametrize(
+    "line", [b"[" * 100_000, b'{"step": NaN}', b'{"step": 1, "step": 2}', b"\xff"]
+)
+def test_a_line_that_is_no_json_is_left_out(tmp_path, line):
+    (tmp_path / "m").write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
+    assert read_metrics(tmp_path / "m") == [{"step": 1}, {"step": 2}]
+
+
 def test_values_may_be_numpy_scalars_and_are_summed_in_double(tmp_path):
     run = Run(metrics_path=tmp_path / "m", interval_s=1e9)
     run.reporter.start(1001, 0, 1, "samples")

@@ -3,8 +3,7 @@ from queue import Queue, SimpleQueue
 
 import pytest
 
-from actorflow.options.fit_options import StopTraining
-from actorflow.run import stopping
+from actorflow.options.run_spec import StopTraining
 from actorflow.run.stopping import Stopper, drain_outputs
 
 
@@ -36,12 +35,15 @@ class Run:
         return [self.calls.get_nowait() for _ in range(self.calls.qsize())]
 
 
-@pytest.fixture
-def watched():
-    stopper = Stopper()
+def watched_by(stopper):
     run = Run(stopper)
     stopper.watch(run)
     return stopper, run
+
+
+@pytest.fixture
+def watched():
+    return watched_by(Stopper())
 
 
 def test_a_run_that_nobody_asks_to_stop_is_attended_in_silence(watched):
@@ -52,9 +54,8 @@ def test_a_run_that_nobody_asks_to_stop_is_attended_in_silence(watched):
     assert stopper.reasons == []
 
 
-def test_who_asks_is_told_once_with_what_the_run_waits_for(watched, monkeypatch):
-    monkeypatch.setattr(stopping, "PATIENCE_S", 0.0)
-    stopper, run = watched
+def test_who_asks_is_told_once_with_what_the_run_waits_for():
+    stopper, run = watched_by(Stopper(patience_s=0.0))
     said = []
     stopper.ask("SIGTERM")
     stopper.ask("on_step raised KeyError")
@@ -163,8 +164,7 @@ def test_outputs_are_drained_to_their_end_and_may_be_once_more():
     assert run.called() == ["stop"]
 
 
-def test_a_source_that_blocks_is_given_up_once_while_outputs_are_drained(monkeypatch):
-    monkeypatch.setattr(stopping, "PATIENCE_S", 0.0)
+def test_a_source_that_blocks_is_given_up_once_while_outputs_are_drained():
     outputs, run = Queue(), Run()
     give_up = run.give_up_sources
 
@@ -174,7 +174,7 @@ def test_a_source_that_blocks_is_given_up_once_while_outputs_are_drained(monkeyp
         outputs.put(None)
 
     run.give_up_sources = give_up_and_end
-    drain_outputs(run, outputs, "left")
+    drain_outputs(run, outputs, "left", patience_s=0.0)
     assert run.called() == ["stop", "give up"]
 
 
@@ -185,10 +185,8 @@ def test_an_inherited_run_is_not_waited_for():
     assert run.called() == []
 
 
-def test_a_run_that_ends_late_is_asked_to_end_without_functions_of_the_user(watched, monkeypatch):
-    monkeypatch.setattr(stopping, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(stopping, "LATE_S", 0.01)
-    stopper, run = watched
+def test_a_run_that_ends_late_is_asked_to_end_without_functions_of_the_user():
+    stopper, run = watched_by(Stopper(patience_s=0.0, late_s=0.01))
     run.give_up_sources = lambda: None
     is_in, may_go, late = threading.Event(), threading.Event(), []
 

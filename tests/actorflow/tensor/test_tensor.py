@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from compiler.contract.errors import CompileError
@@ -74,105 +75,104 @@ def test_every_node_carries_the_line_that_made_it(traced):
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
+    "function",
     [
-        (bool, "truth value"),
-        (float, "number"),
-        (list, "iterator"),
-        (np.asarray, "numpy array"),
-        (lambda x: x + "a", "expected a tensor, a number or a numpy array, got str"),
-        (lambda x: x[5], "index 5 of axis 0"),
-        (lambda x: x[0, 0, 0], "too many indices"),
-        (lambda x: x.sum(axis=2), "axis 2 is out of range"),
-        (lambda x: x.reshape(-1, -1), "more than one -1"),
-        (lambda x: x.reshape(5), "reshape"),
-        (lambda x: x + np.zeros(4, "complex64"), "complex64"),
-        (lambda x: x.to("uint64") + x.to("int8"), "no integer dtype holds all of uint64 and int8"),
-        (lambda x: x.to("int32") ** -1, "the power of a whole number from 0 on, got -1"),
-        (lambda x: x.to("complex64"), "dtype complex64 is not supported; use one of float64"),
-        (lambda x: x.reshape("a", 12), "an extent must be an integer, got 'a' of type str"),
-        (lambda x: x.reshape("12"), "an extent must be an integer, got '12' of type str"),
-        (lambda x: x.reshape(2.0, 6), "an extent must be an integer, got 2.0 of type float"),
-        (lambda x: x.reshape(np.array([2.0, 6.0])), "an extent must be an integer, got 2.0"),
-        (lambda x: x.reshape(-2, -6), "extents of 0 or more"),
-        (lambda x: x.broadcast_to(-3, 3, 4), "extents of 0 or more"),
-        (lambda x: x.broadcast_to(None), "an extent must be an integer, got None"),
-        (lambda x: x.transpose(1.0, 0), "an axis must be an integer, got 1.0 of type float"),
-        (lambda x: x.permute(0), "each of the 2 axes once"),
-        (lambda x: x.swapaxes(0, "b"), "an axis must be an integer, got 'b'"),
-        (lambda x: x.sum(axis=1.5), "an axis must be an integer, got 1.5 of type float"),
-        (lambda x: x.sum(axis=True), "an axis must be an integer, got True of type bool"),
-        (lambda x: x.sum(axis=x), "cannot become an integer"),
-        (lambda x: x.sum(axis=(0, 0)), "each axis once"),
-        (lambda x: x[1.0], "index 1.0 of axis 0"),
-        (lambda x: x[True], "index True of axis 0"),
-        (lambda x: x[[0, 3]], r"index 3 is outside -3\.\.2"),
-        (lambda x: af.embedding_bag([[1, 2], [3]], x), "the ids of embedding_bag"),
-        (lambda x: x[[0.5]], "the index of axis 0 needs integers, got float64"),
-        (lambda x: x[x > 0], "a mask of bools, which takes as many elements"),
-        (lambda x: x[..., ...], "too many indices"),
-        (lambda x: x[0, 0, ..., [0, 1]], "too many indices"),
-        (lambda x: af.norm(x, np.arange(3)), "p of norm must be a number"),
-        (lambda x: x.to(None), "dtype None is not supported"),
-        (lambda x: x.max(x, keepdim=True), "keepdim goes with an axis"),
-        (lambda x: x[0.0:2.0], "index slice.* of axis 0"),
-        (lambda x: x[::"a"], "index slice.* of axis 0"),
-        (lambda x: x[::0], "index slice.* of axis 0"),
-        (lambda x: x[x], "the index of axis 0 needs integers, got float32"),
-        (lambda x: [1, 2, 3][x], "cannot become an integer"),
-        (lambda x: af.concat([x, x], axis=2), "axis 2 is out of range"),
-        (lambda x: af.concat([x, x], axis=-3), "axis -3 is out of range"),
-        (lambda x: af.concat([x, x], axis=0.0), "an axis must be an integer, got 0.0"),
-        (lambda x: af.concat([x.sum(), x.sum()]), "axis 0 is out of range"),
-        (lambda x: af.concat(x), "concat expected a list or tuple as tensors, got Tensor"),
-        (lambda x: af.concat([x, "a"]), "expected a tensor.*got str"),
-        (lambda x: af.split(x, 2, axis=2), "axis 2 is out of range"),
-        (lambda x: af.split(x, 1.5), "the size of a part must be an integer, got 1.5"),
-        (lambda x: af.split(x, 0), r"cannot split extent 3 of axis 0 into parts of \[0\]"),
-        (lambda x: af.split(x, [1, 1]), r"extent 3 of axis 0 into parts of \[1, 1\]"),
-        (lambda x: af.chunk(x, 0), "chunks must be 1 or more, got 0"),
-        (lambda x: x.sum(0, axis=0), "sum got dim and axis, which are two names"),
-        (lambda x: af.softmax(x, 0, causal=True), "causal softmax goes over the last axis, got 0"),
-        (lambda x: af.softmax(x, scale="a"), "scale of softmax must be a number, got str"),
-        (lambda x: af.softmax(x, scale=0), "a scale above 0"),
-        (lambda x: af.layer_norm(x, x.shape[-1:], eps="a"), "eps of layer_norm must be a number"),
-        (lambda x: af.layer_norm(x, x.shape[-1:], eps=10**400), "eps of layer_norm is too large"),
-        (lambda x: af.dropout(x, "a"), "dropout probability must be a number, got str"),
-        (lambda x: af.dropout(x, float("nan")), "dropout probability must be in"),
-        (lambda x: af.embedding(x, x), "ids of an integer dtype"),
-        (lambda x: af.embedding(1.0, x), "a float cannot be combined with int64"),
-        (lambda x: af.linear(x, x.sum()), r"linear expects a weight \[out, in\]"),
-        (lambda x: af.linear("a", x), "expected a tensor.*got str"),
-        (lambda x: af.cross_entropy(x, [1, 2, 3]), "expected a tensor.*got list"),
-        (lambda x: af.mse_loss([1.0], [2.0]), "expected a tensor.*got list"),
-        (lambda x: af.where(x > 0, "a", 1.0), "expected a tensor.*got str"),
-        (lambda x: af.where(x, x, 1.0), "needs a bool condition, got float32"),
-        (lambda x: af.where(2, x, x), "the number 2 cannot be combined with bool"),
+        bool,
+        float,
+        list,
+        np.asarray,
+        lambda x: x + "a",
+        lambda x: x[5],
+        lambda x: x[0, 0, 0],
+        lambda x: x.sum(axis=2),
+        lambda x: x.reshape(-1, -1),
+        lambda x: x.reshape(5),
+        lambda x: x + np.zeros(4, "complex64"),
+        lambda x: x.to("uint64") + x.to("int8"),
+        lambda x: x.to("int32") ** -1,
+        lambda x: x.to("complex64"),
+        lambda x: x.reshape("a", 12),
+        lambda x: x.reshape("12"),
+        lambda x: x.reshape(2.0, 6),
+        lambda x: x.reshape(np.array([2.0, 6.0])),
+        lambda x: x.reshape(-2, -6),
+        lambda x: x.broadcast_to(-3, 3, 4),
+        lambda x: x.broadcast_to(None),
+        lambda x: x.transpose(1.0, 0),
+        lambda x: x.permute(0),
+        lambda x: x.swapaxes(0, "b"),
+        lambda x: x.sum(axis=1.5),
+        lambda x: x.sum(axis=True),
+        lambda x: x.sum(axis=x),
+        lambda x: x.sum(axis=(0, 0)),
+        lambda x: x[1.0],
+        lambda x: x[True],
+        lambda x: x[[0, 3]],
+        lambda x: af.embedding_bag([[1, 2], [3]], x),
+        lambda x: x[[0.5]],
+        lambda x: x[x > 0],
+        lambda x: x[..., ...],
+        lambda x: x[0, 0, ..., [0, 1]],
+        lambda x: af.norm(x, np.arange(3)),
+        lambda x: x.to(None),
+        lambda x: x.max(x, keepdim=True),
+        lambda x: x[0.0:2.0],
+        lambda x: x[::"a"],
+        lambda x: x[::0],
+        lambda x: x[x],
+        lambda x: [1, 2, 3][x],
+        lambda x: af.concat([x, x], axis=2),
+        lambda x: af.concat([x, x], axis=-3),
+        lambda x: af.concat([x, x], axis=0.0),
+        lambda x: af.concat([x.sum(), x.sum()]),
+        lambda x: af.concat(x),
+        lambda x: af.concat([x, "a"]),
+        lambda x: af.split(x, 2, axis=2),
+        lambda x: af.split(x, 1.5),
+        lambda x: af.split(x, 0),
+        lambda x: af.split(x, [1, 1]),
+        lambda x: af.chunk(x, 0),
+        lambda x: x.sum(0, axis=0),
+        lambda x: af.softmax(x, 0, causal=True),
+        lambda x: af.softmax(x, scale="a"),
+        lambda x: af.softmax(x, scale=0),
+        lambda x: af.layer_norm(x, x.shape[-1:], eps="a"),
+        lambda x: af.layer_norm(x, x.shape[-1:], eps=10**400),
+        lambda x: af.dropout(x, "a"),
+        lambda x: af.dropout(x, float("nan")),
+        lambda x: af.embedding(x, x),
+        lambda x: af.embedding(1.0, x),
+        lambda x: af.linear(x, x.sum()),
+        lambda x: af.linear("a", x),
+        lambda x: af.cross_entropy(x, [1, 2, 3]),
+        lambda x: af.mse_loss([1.0], [2.0]),
+        lambda x: af.where(x > 0, "a", 1.0),
+        lambda x: af.where(x, x, 1.0),
+        lambda x: af.where(2, x, x),
     ],
 )
-def test_what_cannot_be_traced_is_an_error_with_the_users_line(traced, function, words):
-    with pytest.raises(CompileError, match=words) as caught:
+def test_what_cannot_be_traced_is_an_error_with_the_users_line(traced, function):
+    with raises(CompileError):
         traced(function, x=(3, 4))
-    assert "test_tensor.py:" in str(caught.value) or "conftest.py:" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "function", "words"),
+    ("dtype", "function"),
     [
-        ("uint8", lambda x: x + 300, "number 300 .* uint8 .* hold 0 to 255;.*'int64'"),
-        ("uint8", lambda x: x == -1, "number -1 .* uint8 .* hold 0 to 255"),
-        ("uint8", lambda x: x < 300, "number 300 .* uint8"),
-        ("uint8", lambda x: af.where(x == 1, x, -1), "number -1 .* uint8"),
-        ("int32", lambda x: x + 2**31, "number 2147483648 .* int32"),
-        ("int32", lambda x: x + 10**30, "number 10+ .* int32 .*'float64'"),
-        ("int64", lambda x: x + 2**63, r"number 9223372036854775808 .* int64"),
-        ("float32", lambda x: x + 1e300, r"number 1e\+300 .* float32 .*'float64'"),
-        ("float32", lambda x: x + 10**400, "number 10+ .* float32"),
-        ("float16", lambda x: x * 70000, "number 70000 .* float16"),
+        ("uint8", lambda x: x + 300),
+        ("uint8", lambda x: x == -1),
+        ("uint8", lambda x: x < 300),
+        ("uint8", lambda x: af.where(x == 1, x, -1)),
+        ("int32", lambda x: x + 2**31),
+        ("int32", lambda x: x + 10**30),
+        ("int64", lambda x: x + 2**63),
+        ("float32", lambda x: x + 1e300),
+        ("float32", lambda x: x + 10**400),
+        ("float16", lambda x: x * 70000),
     ],
 )
-def test_a_number_that_its_partner_cannot_hold_is_an_error(traced, dtype, function, words):
-    with pytest.raises(CompileError, match=rf"test_tensor.py:\d+: the {words}|: {words}"):
+def test_a_number_that_its_partner_cannot_hold_is_an_error(traced, dtype, function):
+    with raises(CompileError):
         traced(function, x=TensorType(DType(dtype), (2,)))
 
 
@@ -238,7 +238,7 @@ def test_names_that_torch_has_mean_what_they_mean_there(name, traced, evaluate):
 def test_a_tensor_has_the_methods_that_torch_has_and_no_others():
     tensor = object.__new__(af.Tensor)
     assert {"exp", "softmax", "reshape"} <= {*dir(tensor)}
-    with pytest.raises(AttributeError, match="'Tensor' object has no attribute 'exponent'"):
+    with raises(AttributeError):
         _ = tensor.exponent
 
 
@@ -252,9 +252,9 @@ def test_where_takes_numbers_on_both_sides_and_a_plain_condition(traced, evaluat
 def test_a_tensor_that_escaped_its_trace_names_both_places(traced):
     kept = []
     traced(lambda x: kept.append(x) or x + 1.0, x=(2,))
-    with pytest.raises(CompileError, match=r"is used in another trace"):
+    with raises(CompileError):
         traced(lambda x: x + kept[0], x=(2,))
-    with pytest.raises(CompileError, match=r"outside of a job"):
+    with raises(CompileError):
         _ = kept[0] + 1.0
 
 
@@ -265,7 +265,7 @@ def test_an_unknown_batch_entry_lists_the_ones_there_are(traced):
     def function(x):
         return Batch(current_trace()).z
 
-    with pytest.raises(CompileError, match=r"no 'z'.*'x': float32\[2\]"):
+    with raises(CompileError):
         traced(function, x=(2,))
 
 

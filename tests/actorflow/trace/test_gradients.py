@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -75,32 +76,30 @@ def test_an_input_that_nothing_depends_on_is_an_error_or_none(traced):
         assert af.grad(x.sum(), [x, y], allow_unused=True)[1] is None
         return af.grad(x.sum(), [x, y])[0]
 
-    with pytest.raises(
-        CompileError, match=r"test_gradients.py:\d+: no output.* depends on input 1"
-    ):
+    with raises(CompileError):
         traced(unused, x=(2,), y=(2,))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "text"),
+    "wrong",
     [
-        (lambda x: af.grad(x, x), r"output 0 of af.grad is no scalar, but float32\[2\]; reduce"),
-        (lambda x: af.grad(x.sum(), 3), "needs a tensor or a list of tensors as inputs, got int"),
-        (lambda x: af.grad([], x), "a list of tensors as outputs, got an empty list"),
-        (lambda x: af.grad(x.sum(), [x, "x"]), "input 1 of af.grad must be a tensor, got str"),
-        (lambda x: af.grad(x.sum().to("int32"), x), "output 0 of af.grad must be of a float dtype"),
-        (lambda x: af.grad(x, x, [x, x]), "got 1 outputs and 2 grad_outputs"),
-        (lambda x: af.grad(x, x, x[:1]), r"grad_outputs 0 of af.grad must be float32\[2\]"),
-        (lambda x: af.grad(x.detach().sum(), x), "no output of af.grad depends on input 0"),
+        lambda x: af.grad(x, x),
+        lambda x: af.grad(x.sum(), 3),
+        lambda x: af.grad([], x),
+        lambda x: af.grad(x.sum(), [x, "x"]),
+        lambda x: af.grad(x.sum().to("int32"), x),
+        lambda x: af.grad(x, x, [x, x]),
+        lambda x: af.grad(x, x, x[:1]),
+        lambda x: af.grad(x.detach().sum(), x),
     ],
 )
-def test_wrong_arguments_are_named_with_the_users_line(wrong, text, traced):
-    with pytest.raises(CompileError, match=r"test_gradients.py:\d+: .*" + text):
+def test_wrong_arguments_are_named_with_the_users_line(wrong, traced):
+    with raises(CompileError):
         traced(wrong, x=(2,))
 
 
 def test_outside_of_a_job_there_is_nothing_to_differentiate():
-    with pytest.raises(CompileError, match=r"af\.grad was called outside of a job"):
+    with raises(CompileError):
         af.grad(None, None)
 
 

@@ -88,8 +88,8 @@ def test_who_is_stopped_is_named_at_the_deadline_and_hears_of_it_when_it_goes_on
     ranks.tell(0)
     kind, (rank, text) = ranks.heard(0)
     assert (kind, rank) == ("failed", 1)
-    assert "rank 1 did not come within 0.3 s to where rank 0 waits: all_reduce 0 of" in text
+    assert "rank 1 did not arrive within 0.3 s where rank 0 waits: all_reduce 0 of" in text
     ranks.ranks[1].send_signal(signal.SIGCONT)
     kind, (rank, text) = ranks.heard(1)
     assert (kind, rank) == ("failed", 1)
-    assert "rank 0 gave the run up: rank 1 did not come" in text
+    assert "rank 0 aborted the run: rank 1 did not arrive" in text

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiers
+from error_texts import raises
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meetings import call, cut, placed, reduced, same_bits, type_of, values
@@ -83,6 +84,7 @@ def exchange(together, ranks, op, dtype, shape, axes):
     together((ranks,), do)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("scale", [1, 40], ids=["aside", "in place"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("op", ["reduce_scatter", "all_gather", "all_to_all"])
@@ -214,8 +216,8 @@ def test_what_cannot_be_met_for_is_refused_when_it_is_bound(together):
     part = TensorType(DType.FLOAT32, (2500,))
 
     def refused(communicator, asked, given_=None, left=None):
-        given_ = np.zeros(asked.inputs[0].shape, np.float32) if given_ is None else given_
-        left = np.zeros(asked.outputs[0].shape, np.float32) if left is None else left
+        given_ = np.zeros(asked.reads.shape, np.float32) if given_ is None else given_
+        left = np.zeros(asked.makes.shape, np.float32) if left is None else left
         with pytest.raises(DeviceError) as caught:
             communicator.bind(asked, (given_,), (left,))
         return str(caught.value)
@@ -252,13 +254,13 @@ def test_a_launch_needs_all_ranks_to_be_ready_and_its_transport_open(together):
         meet = communicator.bind(
             call("all_reduce", type_, type_, num_ranks=1, by="sum"), (array,), (array,)
         )
-        with pytest.raises(InternalError, match="before all ranks were ready"):
+        with raises(InternalError):
             meet()
         communicator.ready()
         meet()
         communicator.close()
         communicator.close()
-        with pytest.raises(InternalError, match="after its transport was closed"):
+        with raises(InternalError):
             meet()
 
     together((1,), do)
@@ -312,10 +314,13 @@ def test_a_part_without_elements_needs_no_memory(together):
 
 def test_mappings_keep_no_file_and_end_with_the_last_array(together):
     def files():
-        return sum(["memfd:actorflow" in os.readlink(f"/proc/self/fd/{n}") for n in opened()])
+        return sum("memfd:actorflow" in target(number) for number in os.listdir("/proc/self/fd"))
 
-    def opened():
-        return [n for n in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{n}")]
+    def target(number):
+        try:
+            return os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:  # another thread closed it after it was listed
+            return ""
 
     def mapped():
         return Path("/proc/self/maps").read_text().count("memfd:actorflow")
@@ -347,7 +352,7 @@ def test_without_a_descriptor_it_is_said_what_is_missing():
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limit[1]))
     try:
-        with pytest.raises(DeviceError, match=r"no file descriptor is left .* raise the limit"):
+        with raises(DeviceError):
             OwnSegments().allocate("registers", 64)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)

@@ -2,9 +2,10 @@ import threading
 
 import numpy as np
 import pytest
-from meetings import call, placed, type_of
+from error_texts import raises
+from meetings import call, placed, site, type_of
 
-from actors.machine.protocol import CollectiveCall
+from compiler.contract.collective import Collective
 from compiler.contract.errors import DeviceError, PeerFailed
 from compiler.contract.types import DType, TensorType
 
@@ -22,9 +23,10 @@ def end(communicator, op, peer, array, order=0, **options):
     } | options  # fmt: skip
     token, type_ = np.zeros(0, np.uint8), type_of(DType.FLOAT32, array)
     if op == "send":
-        asked = CollectiveCall(op, attrs, (type_,), (TOKEN,), "send", 1, "made at model.py:1")
+        asked = Collective.of(op, attrs, (type_,), (TOKEN,), site("made at model.py:1", "send", 1))
         return communicator.bind(asked, (array,), (token,))
-    asked = CollectiveCall(op, attrs, (TOKEN, TOKEN), (type_,), "receive", 3, "read at model.py:9")
+    where = site("read at model.py:9", "receive", 3)
+    asked = Collective.of(op, attrs, (TOKEN, TOKEN), (type_,), where)
     return communicator.bind(asked, (token, token), (array,))
 
 
@@ -106,9 +108,7 @@ def test_ends_that_do_not_fit_are_refused_by_name(together):
         end(communicator, op, 1 - communicator.rank, space(communicator, size), 7)
         communicator.ready()
 
-    with pytest.raises(
-        PeerFailed, match=r"rank 1 has transfer 7 of float32\[101\] from 0 to 1 wher"
-    ):
+    with raises(PeerFailed):
         together((2,), do, names=("stage",))
 
 
@@ -118,9 +118,7 @@ def test_an_end_without_the_other_is_refused(together):
             end(communicator, "send", 1, space(communicator, SMALL))
         communicator.ready()
 
-    with pytest.raises(
-        PeerFailed, match="rank 1 has no further collective where rank 0 has transf"
-    ):
+    with raises(PeerFailed):
         together((2,), do, names=("stage",))
 
 
@@ -133,17 +131,17 @@ def test_who_waits_for_a_neighbour_is_told_which_one(together):
         if communicator.rank == 1:
             meet()
 
-    with pytest.raises(PeerFailed, match=r"rank 0 did not come .* receive 0 .*read at model.py:9"):
+    with raises(PeerFailed):
         together((3,), do, names=("stage",), deadline_s=0.1)
 
 
 def test_what_cannot_be_sent_is_refused_when_it_is_bound(together):
     def do(communicator):
-        with pytest.raises(DeviceError, match="send of rank 0 of 3 has no peer 3"):
+        with raises(DeviceError):
             end(communicator, "send", 3, np.zeros(3, np.float32))
-        with pytest.raises(DeviceError, match="has no peer 0"):
+        with raises(DeviceError):
             end(communicator, "send", 0, np.zeros(3, np.float32))
-        with pytest.raises(DeviceError, match="memory of this process alone"):
+        with raises(DeviceError):
             end(communicator, "receive", 1, np.zeros(LARGE, np.float32))
 
     def on_first(communicator):

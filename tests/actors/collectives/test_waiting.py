@@ -73,7 +73,7 @@ def test_one_that_never_comes_is_named_by_all_who_wait(together):
     found = together((2, 2), do, deadline_s=4.0)
     assert [row and row[0] for row in found] == [2, 2, None, 2]
     for row in (found[0], found[1], found[3]):
-        assert "rank 2 did not come within 4 s to where rank 3 waits" in row[1]
+        assert "rank 2 did not arrive within 4 s where rank 3 waits" in row[1]
 
 
 def bound(communicator):

@@ -15,6 +15,7 @@ from actors.device.host import HostDevice
 from actors.machine.machine import Machine
 from actors.machine.table import Edge, MachineTable
 from actors.machine.transitions import Message, State, message
+from actors.race.waits import wait_table
 from actors.testing.oracle import explore
 from actors.testing.simulated import LateSchedule, SimulatedDevice
 
@@ -147,7 +148,7 @@ def run_on_host(table, admitted):
     return bodies.states
 
 
-def make_executor(table, devices, max_ahead=2):
+def make_executor(table, devices, max_ahead=2, find_waits=wait_table):
     """Return the executor of a table, with the streams below HOST on the devices in turn."""
     devices = devices if isinstance(devices, list) else [devices]
     homes = {
@@ -155,7 +156,7 @@ def make_executor(table, devices, max_ahead=2):
         for s in sorted(set(table.streams))
     }
     streams = {s: StreamHome(f"stream {s}", home) for s, home in homes.items()}
-    return Executor(table, streams, max_ahead=max_ahead)
+    return Executor(table, streams, max_ahead=max_ahead, find_waits=find_waits)
 
 
 def drive(executor, admitted, rng, *, bodies=None, look=lambda actor: None):
@@ -215,22 +216,21 @@ def late(rng, num_devices=1, *, schedule_type=LateSchedule, **options):
 
 
 def is_equal(
-    table, admitted, rng, *, mutate=None, schedule_type=LateSchedule, max_ahead=2, num_devices=1
-):
+    table, admitted, rng, *, mutate=None, schedule_type=LateSchedule, max_ahead=2, num_devices=1,
+    find_waits=wait_table, wrap=lambda device: device,
+):  # fmt: skip
     """Return whether the devices give the numbers of the host; `mutate` changes the executor."""
-    devices = late(rng, num_devices, schedule_type=schedule_type)
-    executor = make_executor(table, devices, max_ahead)
+    devices = [wrap(device) for device in late(rng, num_devices, schedule_type=schedule_type)]
+    executor = make_executor(table, devices, max_ahead, find_waits)
     if mutate is not None:
         mutate(executor)
     return drive(executor, admitted, rng) == run_on_host(table, admitted)
 
 
-def is_equal_for(seed, make_random, mutate=None, num_devices=1):
+def is_equal_for(seed, make_random, **options):
     rng = Random(seed)
     table, admitted = random_case(rng, make_random)
-    return is_equal(
-        table, admitted, rng, mutate=mutate, max_ahead=rng.randint(1, 3), num_devices=num_devices
-    )
+    return is_equal(table, admitted, rng, max_ahead=rng.randint(1, 3), **options)
 
 
 def ping_pong(num_slots=2):

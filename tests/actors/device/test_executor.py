@@ -4,6 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from error_texts import raises
 
 from actors.device.executor import EventRing, EventWaiter
 from actors.machine.protocol import DeviceFailure, DeviceFault
@@ -80,11 +81,11 @@ def test_a_device_that_does_nothing_unasked_is_fed_so_many_steps_and_no_more(max
     executor = graphs.make_executor(graphs.ping_pong(num_slots=8), device, max_ahead)
 
     def look(actor):
-        most[:] = [max(n, executor._rings[a].num_unfinished) for a, n in enumerate(most)]
+        most[:] = [max(n, executor.num_unfinished(a)) for a, n in enumerate(most)]
 
     graphs.drive(executor, {0: 30}, Random(3), look=look)
     assert most == [0, max_ahead, max_ahead]
-    assert [executor._rings[a].num_unfinished for a in range(3)] == [0, 0, 0]
+    assert [executor.num_unfinished(a) for a in range(3)] == [0, 0, 0]
 
 
 def test_no_graph_at_any_pace_is_further_ahead_than_its_windows(graphs, make_random):
@@ -99,15 +100,15 @@ def test_no_graph_at_any_pace_is_further_ahead_than_its_windows(graphs, make_ran
 
         def look(actor, executor=executor, windows=windows):
             nonlocal most
-            assert executor._rings[actor].num_unfinished <= windows[actor]
-            most = max(most, executor._rings[actor].num_unfinished)
+            assert executor.num_unfinished(actor) <= windows[actor]
+            most = max(most, executor.num_unfinished(actor))
 
         graphs.drive(executor, admitted, rng, look=look)
     assert most >= 3
 
 
 def test_less_than_one_step_ahead_is_refused(graphs):
-    with pytest.raises(ValueError, match="max_ahead of 1 step or more, got 0"):
+    with raises(ValueError):
         graphs.make_executor(graphs.ping_pong(), graphs.late(Random(0)), 0)
 
 
@@ -182,8 +183,7 @@ def test_a_launch_that_cannot_be_enqueued_is_named(graphs):
 
     devices = graphs.late(Random(0), schedule_type=Refusing)
     executor = graphs.make_executor(graphs.ping_pong(), devices)
-    text = "launch 3 of 5 of actor '(first|second)' could not be enqueued in firing 1: too many"
-    with pytest.raises(DeviceFailure, match=text) as caught:
+    with raises(DeviceFailure) as caught:
         graphs.drive(executor, {0: 10}, Random(0))
     assert (caught.value.firing, caught.value.launch) == (1, 2)
     assert isinstance(caught.value.__cause__, Broken)
@@ -223,7 +223,7 @@ def gate_on(firings, *, is_input):
 
 def test_a_token_that_was_never_enqueued_is_refused_and_a_slot_is_not():
     gate, _, _ = gate_on(2, is_input=True)
-    with pytest.raises(InternalError, match=r"firing 2 of 'maker' .* but only 2 were"):
+    with raises(InternalError):
         gate.wait_for_inputs(3)
     gate, ring, waited = gate_on(2, is_input=False)
     gate.wait_for_inputs(3)
@@ -251,5 +251,5 @@ def test_a_fault_that_comes_up_while_a_launch_is_enqueued_is_not_lost(graphs):
         raise DeviceFault("an earlier launch failed")
 
     (fire,) = executor.bind(1, ((refuse,),))[0]
-    with pytest.raises(DeviceFault, match="an earlier launch failed"):
+    with raises(DeviceFault):
         fire()

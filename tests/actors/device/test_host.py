@@ -5,6 +5,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 from actors.device.host import HostDevice
 from actors.kernels.common import host_memory
@@ -56,12 +57,12 @@ def test_blocks_are_aligned_and_views_lie_where_they_should(alignment):
     copy = host_memory.read(view)
     view[:] = 0
     assert copy.tolist() == [[0, 1, 2], [3, 4, 5]]
-    with pytest.raises(ValueError, match="buffer"):
+    with raises(ValueError):
         host_memory.view_on(block, 990, type_, (12, 4))
 
 
 def test_memory_that_ranks_share_is_not_the_hosts_to_give():
-    with pytest.raises(InternalError, match="memory that ranks share is made by what they meet"):
+    with raises(InternalError):
         host_memory.allocate(8, 64, Memory.SHARED)
 
 
@@ -88,5 +89,5 @@ def test_pinned_memory_is_made_by_the_device_that_copies_from_it(plan_maker):
 def test_a_device_that_is_too_small_is_named(plan_maker):
     plan = plan_maker().plan()
     plan = replace(plan, arenas=(Arena(SIM, Memory.DEVICE, 1 << 60, 64),))
-    with pytest.raises(OutOfMemory, match="needs 1 EiB on sim:0, and the machine does not give"):
+    with raises(OutOfMemory):
         Views(plan, {SIM: SimulatedDevice(LateSchedule(Random(0)))})

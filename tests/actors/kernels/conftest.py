@@ -8,17 +8,17 @@ import group_runs
 import kernel_calls
 import numpy as np
 import pytest
+from small_blocks import cut_small
 
 import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
-from actors.kernels.common import attention_blocks, gemm, strides
+from actors.kernels.common import attention_blocks, gemm
 from actors.kernels.common.host_memory import quiet_floating_point
 from actors.kernels.cuda import attention as on_gpu
 from actors.kernels.cuda import matmul as product_on_gpu
-from actors.kernels.library import launch
 from actors.kernels.native import attention as in_c
-from actors.kernels.native.fused import FusedKernel
+from actors.kernels.native.fused import FUSED_KERNELS
 from actors.kernels.reference import convolution as on_numpy
-from actors.kernels.reference.fused import NumpyFusedKernel
+from actors.kernels.reference.fused import NUMPY_FUSED_KERNELS
 
 
 @pytest.fixture(scope="session")
@@ -59,17 +59,13 @@ def quiet_thread():
 def pieces(request, monkeypatch):
     """Runs a test with blocks and chunks of 64 bytes as well, so that small tensors have many."""
     if request.param is not None:
-        monkeypatch.setattr(strides, "BLOCK_BYTES", request.param)
-        for name in ("CHUNK_BYTES", "RUN_BYTES", "CACHED_BYTES"):
-            monkeypatch.setattr(launch, name, request.param)
+        cut_small(monkeypatch, block_bytes=request.param, chunk_bytes=request.param)
 
 
 SMALL = (
     (attention_blocks, {"STRIPS": (3, 3), "CHUNKS": (4, 4), "GROUP_BYTES": 1}),
     (in_c, {"_KEYS": 16, "_STRIP": 6, "_BLOCK": 12}),
     (on_gpu, {"CHUNK_BYTES": 700, "_LEAST_ROWS": 3}),
-    (strides, {"BLOCK_BYTES": 64}),
-    (launch, {"CHUNK_BYTES": 64, "RUN_BYTES": 64, "CACHED_BYTES": 64}),
     (on_numpy, {"CHUNK_BYTES": 300}),
     (gemm, {"CHUNK_FLOPS": 50_000}),
     (product_on_gpu, {"_MOST_PLACES": 3}),
@@ -82,6 +78,7 @@ def tiny(monkeypatch):
     for module, values in SMALL:
         for name, value in values.items():
             monkeypatch.setattr(module, name, value)
+    cut_small(monkeypatch, block_bytes=64, chunk_bytes=64)
 
 
 @pytest.fixture
@@ -102,9 +99,9 @@ def kernel(request):
     if request.param == "cuda.fused":
         return group_runs.OnHost(request.getfixturevalue("native_toolchain"))
     if request.param == "numpy.fused":
-        return NumpyFusedKernel()
+        return NUMPY_FUSED_KERNELS[0]
     request.getfixturevalue("native")
-    return FusedKernel()
+    return FUSED_KERNELS[0]
 
 
 @pytest.fixture(scope="session")

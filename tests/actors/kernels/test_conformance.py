@@ -11,16 +11,17 @@ import contextlib
 import itertools
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import kernel_problems as problems
 import numpy as np
 import pytest
+from error_texts import raises
 from kernel_calls import Declined, fused
 from kernel_targets import TARGETS, Target, hold
 from library_products import skip_without
 
-from actors.kernels.library import tuning
 from compiler.contract.types import DType, TensorType
 
 HALVES, SINGLE, DOUBLE = ("float16", "bfloat16"), ("float32",), ("float32", "float64")
@@ -203,7 +204,7 @@ def machine_of(target, request):
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize(("name", "op", "target", "dtype", "kind", "sizes"), [*cells()])
-def test_a_kernel_gives_the_formula(name, op, target, dtype, kind, sizes, request, monkeypatch):
+def test_a_kernel_gives_the_formula(name, op, target, dtype, kind, sizes, request):
     row = TABLE[name]
     if sizes == "tiny":
         request.getfixturevalue("tiny")
@@ -217,11 +218,8 @@ def test_a_kernel_gives_the_formula(name, op, target, dtype, kind, sizes, reques
     for number, problem in enumerate(itertools.islice(row.problems(launched, dtype, target), few)):
         takers = set()
         for kernel in machine.kernels(op):
-            if sizes == "tiny" and hasattr(kernel, "chunk_bytes"):
-                kernel = replace(kernel, chunk_bytes=256)
-            if hasattr(kernel, "library"):
-                library = kernel.library.name
-                monkeypatch.setattr(tuning, "library_for", lambda *_, own=library, **__: own)
+            if sizes == "tiny" and kernel.name.startswith("cuda.conv"):
+                kernel = replace(kernel, plan=partial(kernel.plan, chunk_bytes=256))
             # An output in another layout with each problem, and dense where that is not taken.
             for out in dict.fromkeys((row.outputs[number % len(row.outputs)], "dense")):
                 with contextlib.suppress(Declined):
@@ -257,9 +255,8 @@ def test_the_first_bad_id_is_named_with_its_position(target, bad, label, op, req
     writes = ((0, 0),) if op == "embedding_update" else ()
     types = [DType(x.dtype.name) for x in arrays]
     kernel = machine.all[f"{target}.{op}"]
-    with pytest.raises(IndexError) as caught:
+    with raises(IndexError):
         machine.run(kernel, attrs | {"rows": 5}, types, arrays, [made], in_place=writes)
-    assert str(caught.value) == f"id {bad} at position (0, 2) is outside 0..4"
     if target == "cuda":  # what else there is to do is done
         rest = {"embedding": [1, 1, 0, 1, 1, 0], "embedding_grad": [4, 0, 0, 0, 0]}
         got = machine.left[0][..., 0].reshape(-1)

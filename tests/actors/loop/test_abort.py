@@ -4,11 +4,12 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from error_texts import raises
 
 from actors.loop.admission import QuiescentCallback, QuiescentCondition
 from actors.loop.dispatch import Dispatcher, LoopOptions
 from actors.loop.loop import Loop
-from actors.machine.errors import ActorFailed, ForkedRun
+from actors.machine.errors import ActorFailed
 from actors.machine.machine import Machine
 from actors.machine.transitions import Message, message
 from actors.testing.oracle import Command, EventOrder, make_scenario, play
@@ -57,7 +58,7 @@ def test_after_every_event_of_a_run_an_abort_lets_nothing_more_begin(pipeline, o
         for _ in events:
             pass
         assert dispatcher.machine.is_halted != is_over
-        assert dispatcher.failure is (None if is_over else error)
+        assert dispatcher.outcome.failure is (None if is_over else error)
         assert [dispatcher.machine.firing_index(a) for a in range(3)] == begun
         assert ports["data"].num_closed == (not is_over)
         dispatcher.machine.validate()
@@ -184,17 +185,14 @@ def test_a_run_that_is_over_is_not_aborted(pipeline, how):
 def test_the_error_of_a_launch_that_came_first_stays(pipeline, bodies):
     with Loop(pipeline(compute=bodies.fail_at(0, ValueError("mine")))[0]) as loop:
         loop.admit(1)
-        with pytest.raises(ActorFailed, match="mine"):
+        with raises(ActorFailed):
             loop.wait(PATIENCE)
         loop.abort(RankLost())
-        with pytest.raises(ActorFailed, match="mine"):
+        with raises(ActorFailed):
             loop.wait(0)
 
 
-def test_a_forked_child_cannot_abort_the_run_of_its_parent(pipeline):
+def test_a_forked_child_cannot_abort_the_run_of_its_parent(pipeline, child_says):
     loop = Loop(pipeline()[0])
-    loop._pid += 1
-    with pytest.raises(ForkedRun):
-        loop.abort(RankLost())
-    loop._pid -= 1
+    assert child_says(lambda: loop.abort(RankLost())).startswith("ForkedRun: plan ")
     loop.close()

@@ -5,6 +5,7 @@ from itertools import permutations
 from queue import SimpleQueue
 
 import pytest
+from error_texts import raises
 from machines import settle
 
 from actors.device.host import HostDevice
@@ -138,7 +139,7 @@ def test_a_run_goes_as_far_as_its_window_and_on_when_more_is_granted(pipeline, b
 
 def test_a_grant_of_less_than_nothing_is_refused(pipeline):
     loop = Loop(pipeline()[0])
-    with pytest.raises(ValueError, match="expected to grant 0 steps or more in all, got -1"):
+    with raises(ValueError):
         loop.grant(-1)
     loop.close()
 
@@ -170,7 +171,7 @@ def test_as_many_batches_are_in_flight_as_the_plan_has_credits(
         for _ in range(num_in_flight):
             begun.get(timeout=PATIENCE)
         taken = threading.Event()
-        loop._dispatcher.call_soon_threadsafe(taken.set)
+        loop.call_soon_threadsafe(taken.set)
         assert taken.wait(PATIENCE)
         assert begun.empty()
         gate.permits.put("closed")

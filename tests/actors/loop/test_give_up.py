@@ -76,7 +76,7 @@ def test_what_a_source_that_was_given_up_still_brings_is_ignored(pipeline, bodie
         held.wait_entered()
         loop.give_up_sources()
         is_done = threading.Event()
-        loop._dispatcher.call_soon_threadsafe(is_done.set)
+        loop.call_soon_threadsafe(is_done.set)
         assert is_done.wait(PATIENCE)
         gate.open()  # its thread raises now, and the run goes on
         held.open()
@@ -120,7 +120,7 @@ def test_a_sink_that_is_given_up_is_handed_nothing_more_and_the_run_ends(
     assert loop.wait(PATIENCE)
     assert seen == [0]
     loop.close()
-    assert told == ["the listener 'log' has not returned; its thread is left behind"]
+    assert told == ["the listener 'log' has not returned; its thread is abandoned"]
     gate.open()
     join_threads()
 

@@ -4,10 +4,12 @@ import weakref
 
 import pytest
 
-from actors.loop.worker import RunningLaunch, ThreadActivity, launch_number
+from actors.loop.worker import FiringTimes, RunningLaunch, ThreadActivity, launch_number
 
 PATIENCE = 30
 """Seconds after which a test gives up on a thread; reached only when it fails."""
+
+TIMES = FiringTimes(clock=lambda: 0, busy_ns=[], timeline=None)
 
 
 class Bytes:
@@ -31,7 +33,7 @@ class Server:
     def __init__(self):
         self.jobs = []
         self.idle = Blocking()
-        self.note = ThreadActivity([3, 3, 3, 3, 3])
+        self.note = ThreadActivity([3, 3, 3, 3, 3], TIMES)
         self.thread = threading.Thread(target=self.serve)
 
     def serve(self):
@@ -170,7 +172,7 @@ def test_a_chain_without_launches_has_none_that_runs():
 
 
 def test_a_look_between_two_writes_of_the_thread_tells_what_is_known():
-    note = ThreadActivity([3])
+    note = ThreadActivity([3], TIMES)
     note.job = (0, (int, int, int))
     seen = note.look(threading.current_thread(), Server.serve.__code__)
     assert (seen.actor, seen.launch, seen.stack, seen.where) == (0, None, (), "")

@@ -18,7 +18,7 @@ def test_a_watched_chain_does_the_same_and_notes_each_launch(clock):
     for launch in chain:
         launch()
     assert seen == ["a", "b"]
-    assert list(trace._ring.rows()) == [(3, 0, 100, 110), (3, 1, 120, 130)]
+    assert list(trace.rows()) == [(3, 0, 100, 110), (3, 1, 120, 130)]
 
 
 def test_the_oldest_rows_give_way(clock):
@@ -26,7 +26,7 @@ def test_the_oldest_rows_give_way(clock):
     (launch,) = trace.watch(0, (lambda: None,))
     for _ in range(3):
         launch()
-    assert sorted(row[2] for row in list(trace._ring.rows())) == [120, 140]
+    assert sorted(row[2] for row in list(trace.rows())) == [120, 140]
 
 
 def test_a_launch_that_raises_leaves_no_row(clock):
@@ -34,4 +34,4 @@ def test_a_launch_that_raises_leaves_no_row(clock):
     (launch,) = trace.watch(0, (lambda: 1 / 0,))
     with pytest.raises(ZeroDivisionError):
         launch()
-    assert list(trace._ring.rows()) == []
+    assert list(trace.rows()) == []

@@ -2,6 +2,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 from actors.device.host import HostDevice
 from actors.loop.load import load as load_on
@@ -174,7 +175,7 @@ def test_release_lets_go_of_the_memory(small, fake_port, fake_kernel):
     bound.release()
     bound.release()
     assert bound.chains == ()
-    with pytest.raises(InternalError, match="memory of plan 'test' was given back"):
+    with raises(InternalError):
         bound.variables.read("net.weight")
 
 
@@ -189,25 +190,25 @@ def test_who_has_the_variables_keeps_their_memory_and_reads_copies(small, fake_p
 
 
 def test_missing_and_unknown_ports_are_named(small, fake_port):
-    with pytest.raises(ValueError, match=r"lack \['log'\] and name \['date'\]"):
+    with raises(ValueError):
         load(small.plan(), {"data": fake_port(), "date": fake_port()}, {})
 
 
 def test_a_missing_kernel_is_named_with_the_users_line(small, fake_port, fake_kernel):
     ports = {"data": fake_port(), "log": fake_port()}
-    with pytest.raises(InternalError, match=r"'update' for op 'op_update' at train.py:4;"):
+    with raises(InternalError):
         load(small.plan(), ports, {"grad": fake_kernel()})
 
 
 def test_an_arena_that_the_machine_cannot_give_is_out_of_memory(small, fake_port, fake_kernel):
     ports = {"data": fake_port(), "log": fake_port()}
-    with pytest.raises(OutOfMemory, match="needs 1 EiB on host:0"):
+    with raises(OutOfMemory):
         load(small.plan(1 << 60), ports, {"grad": fake_kernel(), "update": fake_kernel()})
 
 
 def test_a_view_outside_its_arena_is_our_bug(small, fake_port, fake_kernel):
     ports = {"data": fake_port(), "log": fake_port()}
-    with pytest.raises(InternalError, match="of register 'weight' at byte 192 leaves its arena"):
+    with raises(InternalError):
         load(small.plan(128), ports, {"grad": fake_kernel(), "update": fake_kernel()})
 
 
@@ -218,11 +219,11 @@ def test_a_launch_on_an_edge_without_a_port_or_with_several_tokens_is_our_bug(
     batch = make.edge("batch", 2)
     launch = make.launch("k", [make.field_view(batch)])
     make.actor("step", ActorKind.COMPUTE, launches=[launch])
-    with pytest.raises(InternalError, match="'batch', which is on none of its ports"):
+    with raises(InternalError):
         load(make.plan(), {}, {"k": fake_kernel()})
     make.actors.clear()
     make.actor("step", ActorKind.COMPUTE, inputs=[(batch, 2)], launches=[launch])
-    with pytest.raises(InternalError, match="moves 2 tokens per firing"):
+    with raises(InternalError):
         load(make.plan(), {}, {"k": fake_kernel()})
 
 
@@ -230,7 +231,7 @@ def test_a_constant_of_the_wrong_size_is_our_bug(plan_maker):
     make = plan_maker()
     view = make.view(make.register("table", RegisterKind.CONSTANT))
     make.constants.append(Constant(view, b"abc", 0))
-    with pytest.raises(InternalError, match="needs 8 bytes, the plan carries 3"):
+    with raises(InternalError):
         load(make.plan(), {}, {})
 
 
@@ -257,7 +258,10 @@ def meeting(plan_maker):
     batch, whole = make.edge("batch", 2), make.edge("whole", 3)
     first = make.launch("copy", [make.field_view(batch)], [make.field_view(whole)])
     reduce = make.launch(
-        "all_reduce", [make.field_view(whole)], [make.field_view(whole)], [("order", 4)]
+        "all_reduce",
+        [make.field_view(whole)],
+        [make.field_view(whole)],
+        [("group", "data"), ("num_ranks", 2), ("order", 4)],
     )
     make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)])
     make.actor("step", ActorKind.COMPUTE, [(batch, 1)], [(whole, 1)], [first])
@@ -275,10 +279,10 @@ def test_collectives_are_bound_by_the_communicator_in_every_slot(meeting, fake_p
     calls = [call for call, _, _ in communicator.bound]
     assert len(calls) == 3
     call = calls[0]
-    assert (call.op, dict(call.attrs), call.actor) == ("op_all_reduce", {"order": 4}, "reduce")
-    assert call.stream == 0
-    assert call.inputs == call.outputs == (TensorType(DType.FLOAT32, (2,)),)
-    assert call.where == "scope.all_reduce: op_all_reduce at train.py:4"
+    assert (call.op, call.group, call.num_ranks, call.order) == ("op_all_reduce", "data", 2, 4)
+    assert (call.site.actor, call.site.stream) == ("reduce", 0)
+    assert call.reads == call.makes == TensorType(DType.FLOAT32, (2,))
+    assert call.site.where == "scope.all_reduce: op_all_reduce at train.py:4"
     (block,) = communicator.blocks
     seen = {
         address(array) - address(block) for _, arrays, _ in communicator.bound for array in arrays
@@ -288,5 +292,5 @@ def test_collectives_are_bound_by_the_communicator_in_every_slot(meeting, fake_p
 
 
 def test_a_plan_of_several_ranks_needs_a_way_to_the_others(meeting, fake_port, fake_kernel):
-    with pytest.raises(DeviceError, match=r"actor 'reduce', launch 1 of 1.*would meet nobody"):
+    with raises(DeviceError):
         load(meeting, {"data": fake_port()}, {"copy": fake_kernel()})

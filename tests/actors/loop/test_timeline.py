@@ -4,6 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from error_texts import raises
 
 from actors.loop.timeline import Timeline, write_chrome_trace
 from actors.machine.table import Edge, MachineTable
@@ -40,7 +41,7 @@ def test_threads_may_record_at_once_without_losing_rows():
 
 
 def test_a_timeline_without_room_is_refused():
-    with pytest.raises(ValueError, match="got 0"):
+    with raises(ValueError):
         Timeline(0)
 
 

@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 
 from actors.device.host import HostDevice
+from actors.kernels.common.kernel import KernelNeeds, KernelPlan
 from actors.kernels.library.launch import NativeLaunch
 from actors.loop.dispatch import LoopOptions
 from actors.loop.load import load
@@ -67,7 +68,7 @@ def blocked(pipeline, bodies):
     with Loop(bound) as loop:
         loop.admit(1)
         gate.wait_entered()
-        return loop._examine()
+        return loop.examine()
 
 
 def test_a_stall_is_reported_after_the_limit_and_again_whenever_it_has_doubled(blocked):
@@ -87,7 +88,7 @@ def test_the_end_of_a_stall_is_told_and_the_next_one_is_a_new_one(blocked):
     assert script.seconds() == [60.0, 60.0]
     assert [text.splitlines()[0].split(":")[0] for text in script.said] == [
         "no firing began or ended for 60 s",
-        "the run goes on, after about 105 s",
+        "the run continues after about 105 s",
         "no firing began or ended for 60 s",
     ]
 
@@ -105,7 +106,7 @@ def test_a_limit_of_ages_is_no_longer_a_wait_than_a_thread_can_do(blocked):
 def test_a_run_that_waits_for_more_steps_is_not_stalled(pipeline):
     bound, _ = pipeline()
     loop = Loop(bound)
-    assert Script(loop._examine()).watch(seconds=1.0).stalls == []
+    assert Script(loop.examine()).watch(seconds=1.0).stalls == []
     loop.close()
 
 
@@ -158,7 +159,7 @@ def test_a_listener_that_raises_is_reported_and_nothing_else_happens(blocked, bo
     script = Script(blocked, end=130.0)
     script.stalls = type("Refuse", (), {"append": bodies.fail_at(0, ValueError("no"))})
     script.watch(seconds=60.0)
-    assert script.said[1] == "on_stall raised ValueError('no'); the run is not touched by it"
+    assert script.said[1] == "on_stall raised ValueError('no'); the run continues"
     assert script.said[2].startswith("no firing began or ended for 120 s")
 
 
@@ -168,12 +169,12 @@ def test_a_listener_that_raises_is_reported_and_nothing_else_happens(blocked, bo
 def settle(loop):
     """Wait until the dispatcher has taken every message sent so far."""
     taken = threading.Event()
-    loop._dispatcher.call_soon_threadsafe(taken.set)
+    loop.call_soon_threadsafe(taken.set)
     assert taken.wait(PATIENCE)
 
 
 def stall_of(loop):
-    stall = diagnose(loop._examine(), 61.0)
+    stall = diagnose(loop.examine(), 61.0)
     return stall, {report.name: report.doing for report in stall.actors}
 
 
@@ -247,7 +248,10 @@ class CallsBack:
     def __init__(self, body):
         self.call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(lambda _: body() or 0)
 
-    def bind(self, attrs, inputs, outputs, workspace):
+    def plan(self, attrs, inputs, outputs):
+        return KernelPlan(KernelNeeds(), self._bind)
+
+    def _bind(self, inputs, outputs, workspace):
         return NativeLaunch(ctypes.cast(self.call, ctypes.c_void_p).value, 0, (self.call,))
 
 
@@ -299,10 +303,10 @@ def test_a_chain_that_hangs_and_does_not_tell_where_is_named_with_all_that_it_ca
 def test_a_deadlock_is_seen_before_the_end_is_asked_for(deadlocked):
     with Loop(deadlocked) as loop:
         loop.admit(3)
-        while (stall := diagnose(loop._examine(), 61.0)) is None or not stall.is_deadlock:
+        while (stall := diagnose(loop.examine(), 61.0)) is None or not stall.is_deadlock:
             settle(loop)
     assert stall.roots == ("a", "c", "b")
-    assert "more slots of 'direct' would let it go on" in stall.reason
+    assert "more slots of 'direct' would let it continue" in stall.reason
 
 
 def test_the_last_thousand_messages_of_a_long_run_are_told(pipeline, bodies):
@@ -312,7 +316,7 @@ def test_the_last_thousand_messages_of_a_long_run_are_told(pipeline, bodies):
         loop.admit(3000)
         for _ in range(2001):
             gate.wait_entered()
-        messages = loop._examine().messages
+        messages = loop.examine().messages
     assert len(messages) == 1000
     assert any(row == "READY 'batch' data -> step" for row in messages)
 
@@ -350,7 +354,7 @@ def test_a_watched_run_reports_through_its_thread_and_may_be_closed_by_the_liste
     loop.admit(1)
     assert closed.wait(PATIENCE)
     assert loop.wait(PATIENCE) is False
-    loop._watchdog.thread.join(PATIENCE)
+    loop.threads()[-1].join(PATIENCE)
     assert caplog.records[0].levelno == logging.WARNING
     assert "'data' has been in its source port" in caplog.records[0].message
 

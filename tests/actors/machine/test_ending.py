@@ -24,23 +24,23 @@ def mutant(ending):
 class ExhaustedKeepsItsSlots(Ending):
     """Does not take back the slots of a firing that found no more data."""
 
-    def _exhaust(self, actor, code):
+    def exhaust(self, actor, code):
         taken = [
-            (message(Message.FREE, e), self._columns.table.edges[e])
-            for e in self._columns.table.outputs[actor]
+            (message(Message.FREE, e), self.columns.table.edges[e])
+            for e in self.columns.table.outputs[actor]
         ]
         for free, edge in taken:
-            self._columns.take(free, edge.produce)
-        super()._exhaust(actor, code)
+            self.columns.take(free, edge.produce)
+        super().exhaust(actor, code)
 
 
 @mutant
 class ExhaustedIsReady(Ending):
     """Tells its consumers that there is data when there is none."""
 
-    def _exhaust(self, actor, code):
-        self.send(self._columns.wiring.readies[actor])
-        super()._exhaust(actor, code)
+    def exhaust(self, actor, code):
+        self.send(self.columns.wiring.readies[actor])
+        super().exhaust(actor, code)
 
 
 @mutant
@@ -48,11 +48,11 @@ class ClosesTooEarly(Ending):
     """Closes when an input has ended, although its tokens suffice for another firing."""
 
     def close(self, actor):
-        for edge in self._columns.table.inputs[actor]:
+        for edge in self.columns.table.inputs[actor]:
             code = message(Message.READY, edge)
-            if self._columns.is_ended[edge] and self._columns.level[code] >= 0:
-                left = self._columns.level[code] + 1
-                self._columns.take(code, left)
+            if self.columns.is_ended[edge] and self.columns.level[code] >= 0:
+                left = self.columns.level[code] + 1
+                self.columns.take(code, left)
                 self.send([message(Message.RETURN, edge)] * left)
         super().close(actor)
 
@@ -61,26 +61,26 @@ class ClosesTooEarly(Ending):
 class OverlooksTheEnd(Ending):
     """Does not look after a firing whether an input has ended."""
 
-    def _note_end(self, actor, code):
-        super()._note_end(actor, code)
-        self._columns.has_end[actor] = False
+    def note_end(self, actor, code):
+        super().note_end(actor, code)
+        self.columns.has_end[actor] = False
 
 
 @mutant
 class NeverFlushes(Ending):
     """Hands the rest back where it should fire once more."""
 
-    def _flush(self, actor):
-        self._finish(actor)
+    def flush(self, actor):
+        self.finish(actor)
 
 
 @mutant
 class FlushesTwice(Ending):
     """Starts its last firing twice."""
 
-    def _finish_flush(self, actor, code):
-        self._columns.flushing.append(actor)
-        super()._finish_flush(actor, code)
+    def finish_flush(self, actor, code):
+        self.columns.flushing.append(actor)
+        super().finish_flush(actor, code)
 
 
 class FlushesTooEarly(Ending):
@@ -88,8 +88,8 @@ class FlushesTooEarly(Ending):
 
     kind = None
 
-    def _flush(self, actor):
-        columns = self._columns
+    def flush(self, actor):
+        columns = self.columns
         ends, levels = list(columns.is_ended), list(columns.level)
         for e in columns.table.inputs[actor]:
             columns.is_ended[e] |= self.kind is Message.READY
@@ -97,7 +97,7 @@ class FlushesTooEarly(Ending):
             free = message(Message.FREE, e)
             if levels[free] < 0 and self.kind is Message.FREE:
                 columns.level[free] = 0
-        super()._flush(actor)
+        super().flush(actor)
         columns.is_ended = ends
         if columns.state[actor] != State.FLUSHING:
             columns.level[:] = levels
@@ -115,44 +115,44 @@ for name, kind in (
 class FlushFreesInFull(Ending):
     """Sends Free for a whole firing after a flush that read less."""
 
-    def _finish_flush(self, actor, code):
-        self._columns.flush_tokens[actor] = tuple([0] * len(self._columns.flush_tokens[actor]))
-        self.send(self._columns.wiring.frees[actor])
-        super()._finish_flush(actor, code)
+    def finish_flush(self, actor, code):
+        self.columns.flush_tokens[actor] = tuple([0] * len(self.columns.flush_tokens[actor]))
+        self.send(self.columns.wiring.frees[actor])
+        super().finish_flush(actor, code)
 
 
 @mutant
 class StaleFlush(Ending):
     """Hands back one token more than its flush took."""
 
-    def _finish_flush(self, actor, code):
-        tokens = self._columns.flush_tokens[actor]
-        self._columns.flush_tokens[actor] = tuple([count + (count > 0) for count in tokens])
-        super()._finish_flush(actor, code)
+    def finish_flush(self, actor, code):
+        tokens = self.columns.flush_tokens[actor]
+        self.columns.flush_tokens[actor] = tuple([count + (count > 0) for count in tokens])
+        super().finish_flush(actor, code)
 
 
 @mutant
 class KeepsWhatItCannotRead(Ending):
     """Does not hand back the tokens that no firing will read."""
 
-    def _finish(self, actor):
+    def finish(self, actor):
         send, self.send = self.send, lambda codes: None
         try:
-            for edge in self._columns.table.inputs[actor]:
+            for edge in self.columns.table.inputs[actor]:
                 code = message(Message.READY, edge)
-                self._columns.take(
-                    code, self._columns.level[code] + self._columns.table.edges[edge].consume
+                self.columns.take(
+                    code, self.columns.level[code] + self.columns.table.edges[edge].consume
                 )
         finally:
             self.send = send
-        super()._finish(actor)
+        super().finish(actor)
 
 
 @mutant
 class HandsBackOneSlotOfSeveral(Ending):
     """Hands back one slot of a Ready that filled several."""
 
-    def _hand_back(self, actor, code):
+    def hand_back(self, actor, code):
         self.send([message(Message.RETURN, subject_of(code))])
 
 
@@ -162,10 +162,10 @@ class EndsBeforeItsSlotsAreHome(Ending):
 
     is_found_by_oracle = False
 
-    def _end_if_home(self, actor):
-        if all(self._columns.is_ended[e] for e in self._columns.table.all_inputs(actor)):
-            self._columns.state[actor] = int(State.ENDED)
-            self._columns.num_open -= 1
+    def end_if_home(self, actor):
+        if all(self.columns.is_ended[e] for e in self.columns.table.all_inputs(actor)):
+            self.columns.state[actor] = int(State.ENDED)
+            self.columns.num_open -= 1
 
 
 @mutant
@@ -174,11 +174,11 @@ class EndsBeforeItsInputs(Ending):
 
     is_found_by_oracle = False
 
-    def _end_if_home(self, actor):
-        ends = self._columns.is_ended
-        self._columns.is_ended = [True] * len(ends)
-        super()._end_if_home(actor)
-        self._columns.is_ended = ends
+    def end_if_home(self, actor):
+        ends = self.columns.is_ended
+        self.columns.is_ended = [True] * len(ends)
+        super().end_if_home(actor)
+        self.columns.is_ended = ends
 
 
 @pytest.mark.parametrize("machine_type", MUTANTS, ids=lambda m: m.__name__)

@@ -3,6 +3,7 @@
 from random import Random
 
 import pytest
+from error_texts import raises
 from machines import done, flushed, settle
 
 from actors.machine.errors import ProtocolError
@@ -109,12 +110,12 @@ def test_ending_admission_twice_is_allowed_and_admitting_after_it_is_not(pair):
 def test_admitting_after_the_end_of_admission_raises(pair):
     pair.admit(0, 1)
     pair.end_admission(0)
-    with pytest.raises(ProtocolError, match="'data' was admitted to 1 firings; expected one"):
+    with raises(ProtocolError):
         pair.admit(0, 1)
 
 
 def test_admitting_to_no_firing_raises(pair):
-    with pytest.raises(ProtocolError, match="'data' was admitted to 0 firings; expected one"):
+    with raises(ProtocolError):
         pair.admit(0, 0)
 
 
@@ -164,7 +165,7 @@ def test_an_actor_with_all_it_needs_in_initial_tokens_starts_with_the_machine():
 def test_a_source_with_inputs_is_driven_by_them_and_cannot_be_exhausted():
     edges = [Edge("tick", 0, 1, 1, 2, 2), Edge("batch", 1, 2, 1, 1, 1)]
     machine = Machine(MachineTable.from_edges(["clock", "data", "step"], edges, sources=[0, 1]))
-    with pytest.raises(ProtocolError, match="actor 1 is no source without inputs"):
+    with raises(ProtocolError):
         machine.admit(1, 1)
     machine.admit(0, 2)
     machine.end_admission(0)
@@ -234,7 +235,7 @@ def test_a_limit_lowers_an_admission_that_has_already_ended(pair):
 
 
 def test_only_a_source_can_be_admitted(pair):
-    with pytest.raises(ProtocolError, match="actor 1 is no source"):
+    with raises(ProtocolError):
         pair.admit(1, 1)
 
 
@@ -330,7 +331,7 @@ def test_a_second_end_on_an_edge_is_illegal(pair):
     done(pair, 0)
     pair.receive(message(Message.END, 0))
     before = state_of(pair)
-    with pytest.raises(ProtocolError, match="END 'batch' data -> step"):
+    with raises(ProtocolError):
         pair.receive(message(Message.END, 0))
     assert state_of(pair) == before
 
@@ -354,22 +355,22 @@ def test_an_actor_that_drains_lacks_the_slots_that_are_not_home_and_no_others():
 
 
 @pytest.mark.parametrize(
-    ("break_it", "text"),
+    "break_it",
     [
-        (lambda m: m.columns.level.__setitem__(1, 5), "'batch' from 'data' to 'step' accounts"),
-        (lambda m: m.columns.level.__setitem__(0, -2), "has -1 ready tokens"),
-        (lambda m: m.columns.level.__setitem__(1, -2), "has -1 free slots"),
-        (lambda m: m.columns.unmet.__setitem__(1, 0), "'step' counts 0 unmet conditions and has 1"),
-        (lambda m: setattr(m.columns, "num_open", 1), "1 actors are counted as not ended, 2 are"),
-        (lambda m: m.outbox.append(message(Message.FREE, 0)), "accounts for 3 of its 2 slots"),
+        lambda m: m.columns.level.__setitem__(1, 5),
+        lambda m: m.columns.level.__setitem__(0, -2),
+        lambda m: m.columns.level.__setitem__(1, -2),
+        lambda m: m.columns.unmet.__setitem__(1, 0),
+        lambda m: setattr(m.columns, "num_open", 1),
+        lambda m: m.outbox.append(message(Message.FREE, 0)),
     ],
-)  # fmt: skip
-def test_validate_finds_what_does_not_add_up(break_it, text):
+)
+def test_validate_finds_what_does_not_add_up(break_it):
     table = MachineTable.from_edges(["data", "step"], [Edge("batch", 0, 1, 1, 1, 2)], sources=[0])
     machine = Machine(table)
     machine.validate()
     break_it(machine)
-    with pytest.raises(InternalError, match=text):
+    with raises(InternalError):
         machine.validate()
 
 
@@ -380,7 +381,7 @@ def test_a_slot_too_many_is_refused_where_slots_have_come_back_one_by_one():
     machine.receive(message(Message.DONE, 0))
     machine.receive(message(Message.RETURN, 0))
     before = state_of(machine)
-    with pytest.raises(ProtocolError, match="FREE 'r' b -> a is not allowed now"):
+    with raises(ProtocolError):
         machine.receive(message(Message.FREE, 0))
     assert state_of(machine) == before
 
@@ -458,12 +459,12 @@ def test_a_waiting_actor_lacks_tokens_and_slots(pair):
 @pytest.mark.parametrize("actor", [-1, 1, 2])
 def test_nobody_but_a_source_is_admitted_or_ended(pair, actor):
     for ask in (lambda: pair.admit(actor, 1), lambda: pair.end_admission(actor)):
-        with pytest.raises(ProtocolError, match=f"actor {actor} is no source"):
+        with raises(ProtocolError):
             ask()
 
 
 def test_of_messages_delivered_together_those_after_an_illegal_one_are_not_taken(pair):
     before = state_of(pair)
-    with pytest.raises(ProtocolError, match="FREE 'batch' step -> data is not allowed now"):
+    with raises(ProtocolError):
         pair.deliver([message(Message.FREE, 0), message(Message.READY, 0)])
     assert state_of(pair) == before

@@ -9,6 +9,7 @@ from actors.loop.dispatch import LoopOptions
 from actors.loop.load import load
 from actors.loop.loop import Loop
 from actors.machine.history import ActorStatistics, Statistics, StreamStatistics, Waits
+from actors.machine.transitions import State
 from compiler.contract.plan_tables import ActorKind
 
 PATIENCE = 30
@@ -51,8 +52,8 @@ def test_a_slow_sink_shows_as_back_pressure_all_the_way_up(pipeline, bodies):
             gate.wait_entered()
             # Only when everything above the sink has come to a stop does it go on.
             taken = threading.Event()
-            while loop._dispatcher._running != {2}:
-                loop._dispatcher.call_soon_threadsafe(taken.set)
+            while [a for a in (0, 2) if loop.examine().states[a] is State.FIRING] != [2]:
+                loop.call_soon_threadsafe(taken.set)
                 assert taken.wait(PATIENCE)
                 taken.clear()
             gate.open()

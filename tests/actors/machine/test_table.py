@@ -1,4 +1,5 @@
 import pytest
+from error_texts import raises
 
 from actors.machine.table import OUTSIDE, Edge, MachineTable
 from compiler.contract.errors import InternalError
@@ -41,18 +42,18 @@ def test_every_source_gets_one_admission_edge_from_outside():
 
 
 @pytest.mark.parametrize(
-    ("num_actors", "edges", "options", "text"),
+    ("num_actors", "edges", "options"),
     [
-        (2, [(0, 1, 2, 3, 3)], {}, "'a0' to 'a1' has 3 slots; rates 2 and 3 need at least 4"),
-        (2, [(0, 1, 0, 1, 1)], {}, "has rates 0 and 1; expected >= 1"),
-        (2, [], {}, "'a1' has no input and is no source"),
-        (2, [(0, 1, 1, 1, 1)], {"flushed": [0]}, "source 'a0' is marked to be flushed"),
-        (2, [(0, 1, 1, 1, 1), (0, 1, 2, 1, 2)], {}, "do not balance at register 'r1'"),
-        (3, [(1, 2, 1, 1, 1), (2, 1, 1, 1, 1)], {}, "no source feeds actor 'a1'"),
+        (2, [(0, 1, 2, 3, 3)], {}),
+        (2, [(0, 1, 0, 1, 1)], {}),
+        (2, [], {}),
+        (2, [(0, 1, 1, 1, 1)], {"flushed": [0]}),
+        (2, [(0, 1, 1, 1, 1), (0, 1, 2, 1, 2)], {}),
+        (3, [(1, 2, 1, 1, 1), (2, 1, 1, 1, 1)], {}),
     ],
-)  # fmt: skip
-def test_a_graph_that_cannot_run_is_refused_by_name(num_actors, edges, options, text):
-    with pytest.raises(InternalError, match=text):
+)
+def test_a_graph_that_cannot_run_is_refused_by_name(num_actors, edges, options):
+    with raises(InternalError):
         table_of(num_actors, edges, **options)
 
 
@@ -90,23 +91,15 @@ def test_a_control_register_can_start_with_tokens(plan_maker):
     assert MachineTable.of(plan, {"done": 0}) == MachineTable.of(plan)
 
 
-@pytest.mark.parametrize(
-    ("initial", "text"),
-    [
-        ({"dine": 1}, "for register 'dine', which plan 'test' has not"),
-        ({"batch": 1}, "'batch' of kind data; expected kind control"),
-        ({"done": 4}, "'step' to 'save' starts with 4 tokens; expected 0 to 3"),
-        ({"done": -1}, "starts with -1 tokens; expected 0 to 3"),
-    ],
-)
-def test_initial_tokens_that_cannot_be_are_refused_by_name(plan_maker, initial, text):
-    with pytest.raises(InternalError, match=text):
+@pytest.mark.parametrize("initial", [{"dine": 1}, {"batch": 1}, {"done": 4}, {"done": -1}])
+def test_initial_tokens_that_cannot_be_are_refused_by_name(plan_maker, initial):
+    with raises(InternalError):
         MachineTable.of(control_plan(plan_maker()), initial)
 
 
 def test_initial_tokens_that_never_make_up_a_firing_need_slots_of_their_own():
     edge = (0, 1, 2, 2, 2, 1)
-    with pytest.raises(InternalError, match="need at least 3 after 1 initial tokens"):
+    with raises(InternalError):
         table_of(2, [edge])
     assert table_of(2, [(0, 1, 2, 2, 3, 1)]).repetitions == (1, 1)
 
@@ -120,7 +113,7 @@ def test_a_source_with_inputs_has_no_admission_and_no_share_of_a_step():
 
 
 def test_sources_that_feed_only_one_another_are_refused():
-    with pytest.raises(InternalError, match="no source feeds actor 'a0'"):
+    with raises(InternalError):
         table_of(2, [(0, 1, 1, 1, 1), (1, 0, 1, 1, 1)], sources=[0, 1])
 
 
@@ -128,9 +121,9 @@ def test_a_port_on_state_or_on_an_unproduced_register_is_refused(plan_maker):
     make = plan_maker()
     weight = make.register("weight", RegisterKind.VARIABLE)
     make.actor("step", ActorKind.COMPUTE, inputs=[(weight, 1)])
-    with pytest.raises(InternalError, match="'weight' of kind variable"):
+    with raises(InternalError):
         MachineTable.of(make.plan())
     make = plan_maker()
     make.actor("step", ActorKind.COMPUTE, inputs=[(make.edge("batch"), 1)])
-    with pytest.raises(InternalError, match="'step' consumes register 'batch', which no actor"):
+    with raises(InternalError):
         MachineTable.of(make.plan())

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from error_texts import raises
 from plans import actor_of, register_of, trained_plan, with_actor, with_register
 
-from actors.race.race import RaceError, check_races, check_unrolled
+from actors.race.race import RaceError, UnrollLimits, check_races, check_unrolled
 from compiler.contract.errors import InternalError
 from compiler.contract.plan_tables import ActorKind, Field, Port, Register, RegisterKind
 from compiler.contract.types import RegisterId
@@ -96,7 +97,7 @@ def test_a_snapshot_without_its_credits_cannot_fire_and_is_refused(job_plan):
     step = actor_of(job_plan, "step")
     outputs = tuple(port for port in step.outputs if port.register != updated)
     plan = with_actor(job_plan, "step", outputs=outputs)
-    with pytest.raises(InternalError, match="'snapshot' has no input"):
+    with raises(InternalError):
         check_races(with_actor(plan, "snapshot", inputs=()))
 
 
@@ -107,7 +108,7 @@ def test_one_credit_too_many_lets_the_next_update_run_into_the_snapshot(job_plan
 
 def test_one_credit_too_few_is_refused_because_no_snapshot_could_be_taken(job_plan):
     tight = with_register(job_plan, "updated", num_slots=EVERY - 1, offsets_bytes=(0,) * 3)
-    with pytest.raises(InternalError, match="need at least 4"):
+    with raises(InternalError):
         check_races(tight)
 
 
@@ -262,7 +263,7 @@ def test_a_graph_that_deadlocks_is_refused(plan_maker):
     make.actor("data", ActorKind.SOURCE, outputs=[(start, 1)])
     make.actor("ping", ActorKind.COMPUTE, inputs=[(start, 1), (back, 1)], outputs=[(there, 1)])
     make.actor("pong", ActorKind.COMPUTE, inputs=[(there, 1)], outputs=[(back, 1)])
-    with pytest.raises(InternalError, match="deadlocks: 'data', 'ping', 'pong' wait"):
+    with raises(InternalError):
         check_races(make.plan())
 
 
@@ -281,15 +282,13 @@ def test_a_credit_to_start_with_can_leave_a_write_and_a_read_without_an_order(pl
     assert pairs_of(caught.value) == {frozenset({"step", "save"})}
 
 
-def test_a_plan_of_enormous_rates_is_checked_in_part_and_says_so(plan_maker, monkeypatch):
-    monkeypatch.setattr("actors.race.race.MAX_FIRINGS", 100)
-    monkeypatch.setattr("actors.race.happens_before.LONG_PERIOD", 1 << 62)
+def test_a_plan_of_enormous_rates_is_checked_in_part_and_says_so(plan_maker):
     make = plan_maker()
     credit = make.register("credit", RegisterKind.CONTROL, 1)
     make.actor("data", ActorKind.SOURCE, outputs=[(credit, 1)])
     make.actor("rare", ActorKind.SINK, inputs=[(credit, 1000)])
     plan = with_register(make.plan(), "credit", num_slots=1000, offsets_bytes=())
-    report = check_races(plan)
+    report = check_unrolled(plan, limits=UnrollLimits(max_firings=100, long_period=1 << 62))
     assert not report.is_exhaustive
     assert report.num_firings == 100
 

@@ -8,8 +8,7 @@ import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.race import happens_before
-from actors.race.race import RaceError, check_unrolled
+from actors.race.race import RaceError, UnrollLimits, check_unrolled
 from compiler.contract.errors import InternalError
 from compiler.contract.plan_tables import ActorKind, RegisterKind
 from compiler.contract.types import StreamId
@@ -189,13 +188,11 @@ def test_random_plans_race_exactly_where_reachability_says_so(plan_maker, data):
             check_unrolled(plan, initial=initial)
         return
     races = oracle.races()
-    for long_period, periods in ((happens_before.LONG_PERIOD, 3), (0, 40)):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(happens_before, "LONG_PERIOD", long_period)
-            try:
-                check_unrolled(plan, periods, initial)
-                found = set()
-            except RaceError as error:
-                found = {ends_of(plan, race) for race in error.races}
+    for limits, periods in ((UnrollLimits(), 3), (UnrollLimits(long_period=0), 40)):
+        try:
+            check_unrolled(plan, periods, initial, limits=limits)
+            found = set()
+        except RaceError as error:
+            found = {ends_of(plan, race) for race in error.races}
         assert found <= races
         assert {actors_of(race) for race in found} == {actors_of(race) for race in races}

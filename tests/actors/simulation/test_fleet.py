@@ -2,6 +2,7 @@
 
 import pytest
 import tiers
+from error_texts import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_plans import (
@@ -193,7 +194,7 @@ def test_ranks_that_come_to_each_other_in_different_orders_are_named():
         chain_plan(*[reduced(order, name=f"w{order}") for order in own]) for own in ((0, 1), (1, 0))
     ]
     ranks = RankPlans(Mesh(("data",), (2,)), (one, other), (0, 1))
-    with pytest.raises(InternalError, match=r"1 of 2 came to firing 0 of all_reduce #0 of 'w0'"):
+    with raises(InternalError):
         simulate_ranks(ranks, 1, network=NETWORK)
 
 

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import tiers
+from error_texts import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -165,19 +166,18 @@ def test_two_collectives_that_ranks_begin_in_different_orders_are_found_out(plan
         )
     for order, (name, edge) in enumerate(zip(("reduce", "reduce too"), grads, strict=True)):
         attrs = (*ATTRS[:3], ("order", order))
-        launch = replace(
-            maker.launch("any", [maker.field_view(edge)]), op="all_reduce", attrs=attrs
-        )
+        view = maker.field_view(edge)
+        launch = replace(maker.launch("any", [view], [view]), op="all_reduce", attrs=attrs)
         maker.actor(name, ActorKind.COMM, inputs=[(edge, 1)], launches=[launch])
     plan = on_streams(maker.plan(), {"reduce too": "reduce"})
     assert simulate_ranks(alike(plan, 16), 9, network=NETWORK).makespan_ns > 0
-    with pytest.raises(InternalError, match=r"of 16 came to firing .* share a stream"):
+    with raises(InternalError):
         simulate_ranks(alike(plan, 16), 9, network=NETWORK, jitter=0.5)
 
 
 def test_wrong_numbers_are_refused(data_parallel):
     plan = data_parallel(1)
-    with pytest.raises(ValueError, match="durations_ns for 4 actors, got 1"):
+    with raises(ValueError):
         simulate_ranks(alike(plan, 2), 1, network=NETWORK, durations_ns=[[1.0]])
-    with pytest.raises(ValueError, match="durations_ns for 1 plans, got 2"):
+    with raises(ValueError):
         simulate_ranks(alike(plan, 2), 1, network=NETWORK, durations_ns=[[1.0], [1.0]])

@@ -4,6 +4,7 @@ from collections import Counter, deque
 from random import Random
 
 import pytest
+from error_texts import raises
 
 from actors.machine.machine import Machine
 from actors.machine.table import Edge, MachineTable
@@ -145,7 +146,7 @@ def test_a_checked_run_finds_a_broken_machine_at_once(fork):
     machine = Machine(fork)
     machine.admit(0, 1)
     machine.columns.level[message(Message.FREE, 0)] += 1
-    with pytest.raises(InternalError, match="accounts for 3 of its 2 slots"):
+    with raises(InternalError):
         explore(machine, Random(0), Bodies())
 
 

@@ -87,7 +87,7 @@ def mutate(*arguments):
 
 @pytest.mark.parametrize(
     ("file", "function"),
-    [("machine", "Ending.close"), pytest.param("dispatch", "_explain", marks=pytest.mark.slow)],
+    [("machine", "Ending.close"), pytest.param("failure", "fail_by", marks=pytest.mark.slow)],
 )
 def test_the_tests_of_the_runtime_notice_its_mutants(file, function):
     done = mutate(file, "--function", function, "--limit", "120")

@@ -6,9 +6,10 @@ from itertools import combinations
 from random import Random
 
 import pytest
+from error_texts import raises
 
 from actors.machine.protocol import DeviceFault
-from actors.testing.simulated import LateSchedule, SimulatedDevice
+from actors.testing.simulated import LateSchedule, OperationKind, SimulatedDevice
 from compiler.contract.errors import InternalError
 
 
@@ -150,9 +151,8 @@ def test_a_launch_that_raises_is_a_fault_from_then_on_and_hangs_nobody(lazy):
     second.wait(event)
     second.enqueue(lambda: ran.append("elsewhere"))
     for wait in (event.synchronize, lazy.synchronize, event.synchronize):
-        with pytest.raises(DeviceFault) as caught:
+        with raises(DeviceFault) as caught:
             wait()
-        assert str(caught.value) == "launch 1 on stream 'first' raised ValueError: no luck"
         assert (caught.value.stream, caught.value.launch) == (first, 1)
         assert caught.value.__cause__ is error
     assert ran == ["before"]
@@ -167,26 +167,21 @@ def test_what_can_never_come_is_said_with_the_heads_of_the_queues(lazy):
     stream.queue.clear()
     stream.wait(event)
     stream.enqueue(lambda: None)
-    text = (
-        "the devices cannot go on: the host waits for sim:0; stream 'copy' waits for record 0"
-        " of event 0 on stream 'copy'"
-    )
-    with pytest.raises(InternalError, match=text):
+    with raises(InternalError):
         lazy.synchronize()
     stream.queue.clear()
-    text = "the host waits for record 0 of event 0 on stream 'copy'; every stream is empty"
-    with pytest.raises(InternalError, match=text):
+    with raises(InternalError):
         event.synchronize()
 
 
 def test_an_event_of_another_device_is_refused(lazy):
-    with pytest.raises(InternalError, match="an event of object is not of a simulated device"):
+    with raises(InternalError):
         lazy.make_stream("s").wait(object())
 
 
 @pytest.mark.parametrize("eagerness", [-0.1, 1.0])
 def test_an_eagerness_that_would_never_stop_is_refused(eagerness):
-    with pytest.raises(ValueError, match=r"expected an eagerness in \[0, 1\)"):
+    with raises(ValueError):
         LateSchedule(Random(0), eagerness=eagerness)
 
 
@@ -211,3 +206,54 @@ def test_threads_that_feed_streams_of_their_own_see_each_stream_in_order():
         thread.join()
     device.synchronize()
     assert ran == [list(range(200))] * 4
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_launch_that_blocks_holds_its_own_stream_and_no_other(seed):
+    schedule = LateSchedule(Random(seed))
+    device, ran, peer_has_come = SimulatedDevice(schedule), [], threading.Event()
+    comm, compute = device.make_stream("comm"), device.make_stream("compute")
+
+    def meet():
+        assert peer_has_come.wait(60)
+        ran.append("met")
+
+    schedule.put(comm, OperationKind.BLOCKING, launch=meet)
+    comm.enqueue(lambda: ran.append("behind"))
+    met = device.make_event()
+    comm.record(met)
+    compute.enqueue(lambda: (ran.append("beside"), peer_has_come.set()))
+    compute.wait(met)
+    compute.enqueue(lambda: ran.append("after"))
+    device.synchronize()
+    assert ran == ["beside", "met", "behind", "after"]
+
+
+def test_what_a_blocked_launch_waits_for_may_be_put_by_another_thread():
+    schedule = LateSchedule(Random(0), eagerness=0.0)
+    device, peer_has_come, waits = SimulatedDevice(schedule), threading.Event(), threading.Event()
+    comm, compute = device.make_stream("comm"), device.make_stream("compute")
+
+    def meet():
+        waits.set()
+        assert peer_has_come.wait(60)
+
+    schedule.put(comm, OperationKind.BLOCKING, launch=meet)
+    host = threading.Thread(target=device.synchronize)
+    host.start()
+    assert waits.wait(60)
+    compute.enqueue(peer_has_come.set)
+    host.join(60)
+    assert not host.is_alive()
+
+
+def test_a_blocking_launch_that_raises_is_a_fault_as_any_other():
+    schedule = LateSchedule(Random(0))
+    device = SimulatedDevice(schedule)
+
+    def fail():
+        raise ValueError("no memory of this kind")
+
+    schedule.put(device.make_stream("comm"), OperationKind.BLOCKING, launch=fail)
+    with pytest.raises(DeviceFault, match="launch 0 on stream 'comm' raised ValueError: no memory"):
+        device.synchronize()

@@ -32,13 +32,13 @@ def test_every_change_that_the_table_allows_happens_and_no_other():
 @pytest.fixture
 def broken(monkeypatch):
     """An actor that ends takes a slot too many for its own."""
-    finish = Ending._finish
+    finish = Ending.finish
 
     def finish_rich(self, actor):
         finish(self, actor)
-        self._columns.level[0] += 1
+        self.columns.level[0] += 1
 
-    monkeypatch.setattr(Ending, "_finish", finish_rich)
+    monkeypatch.setattr(Ending, "finish", finish_rich)
 
 
 def test_a_block_stops_at_the_first_seed_that_fails(broken):

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from actorflow.cli.main import main
 from actors.device.cuda.nvml import NvmlDevice, NvmlDevices
 from benchmarks.compare import command as cli_bench
 from benchmarks.compare.engines import Child, EngineError
+from compiler.contract.errors import DeviceError
 
 FAKE = str(Path(__file__).with_name("fake_engine.py"))
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,10 +27,16 @@ def same_modules(monkeypatch):
     monkeypatch.setitem(sys.modules, cli._BENCH, None)  # is replaced; taken away after the test
 
 
+class Fakes(dict):
+    """Fake engines in the place of all; the answer of one can be set. `bench` runs them."""
+
+    def bench(self, *words, **tools):
+        return cli_bench.main(words, cli_bench.BenchTools(**{"start": self.start, **tools}))
+
+
 @pytest.fixture
-def fakes(monkeypatch, tmp_path):
-    """Put fake engines in the place of all; the answer of one can be set."""
-    answers = {}
+def fakes(tmp_path):
+    answers = Fakes()
 
     def start(environments, engine, task, variant, is_cold):
         found = answers.get(engine.name, ("2.5", "4.0", "never"))
@@ -37,14 +45,14 @@ def fakes(monkeypatch, tmp_path):
         command = (sys.executable, "-S", FAKE, *found[:2], str(tmp_path / "log"), found[2])
         return Child(engine.name, (*command, engine.name), {})
 
-    monkeypatch.setattr(cli_bench, "_start", start)
+    answers.start = start
     return answers
 
 
 def test_rows_of_both_precisions_end_in_one_json(fakes, tmp_path, capsys):
     fakes["torch"] = ("2.5", "6.0", "never")
     file = tmp_path / "found.json"
-    code = main(["bench", "mlp", "--against", "torch", "--rounds", "1", "--json", str(file)])
+    code = fakes.bench("mlp", "--against", "torch", "--rounds", "1", "--json", str(file))
     assert code == 0
     rows = json.loads(file.read_text())["rows"]
     assert [(r["row"], r["precision"], r["ratio_to_best_rival"]) for r in rows] == [
@@ -56,7 +64,7 @@ def test_rows_of_both_precisions_end_in_one_json(fakes, tmp_path, capsys):
 
 def test_one_precision_can_be_asked_for(fakes, tmp_path):
     file = tmp_path / "found.json"
-    main(["bench", "gpt:bf16", "--against", "", "--rounds", "1", "--json", str(file)])
+    fakes.bench("gpt:bf16", "--against", "", "--rounds", "1", "--json", str(file))
     (row,) = json.loads(file.read_text())["rows"]
     assert (row["row"], row["precision"], row["rivals"]) == ("gpt", "bf16", {})
 
@@ -64,7 +72,7 @@ def test_one_precision_can_be_asked_for(fakes, tmp_path):
 def test_a_difference_of_losses_is_an_error_and_the_next_row_goes_on(fakes, tmp_path, capsys):
     fakes["torch"] = ("2.52", "6.0", "never")
     file = tmp_path / "found.json"
-    code = main(["bench", "mlp", "--against", "torch", "--rounds", "1", "--json", str(file)])
+    code = fakes.bench("mlp", "--against", "torch", "--rounds", "1", "--json", str(file))
     assert code == 1
     fp32, bf16 = json.loads(file.read_text())["rows"]
     assert (fp32["ms"], fp32["rivals"]) == (None, {})
@@ -73,7 +81,7 @@ def test_a_difference_of_losses_is_an_error_and_the_next_row_goes_on(fakes, tmp_
     assert "ERROR: mlp fp32" in capsys.readouterr().err
 
 
-def test_an_interrupt_prints_what_was_measured(fakes, monkeypatch, capsys):
+def test_an_interrupt_prints_what_was_measured(fakes, capsys):
     measured = cli_bench.measure_row
     done = []
 
@@ -83,8 +91,8 @@ def test_an_interrupt_prints_what_was_measured(fakes, monkeypatch, capsys):
         done.append(task)
         return measured(task, engines, method)
 
-    monkeypatch.setattr(cli_bench, "measure_row", until_bf16)
-    assert main(["bench", "mlp", "--against", "", "--rounds", "1"]) == 130
+    words = ("mlp", "--against", "", "--rounds", "1")
+    assert fakes.bench(*words, measure_row=until_bf16) == 130
     out = capsys.readouterr().out
     assert "| mlp fp32 | actorflow | 4 |" in out
     assert "mlp bf16" not in out
@@ -92,7 +100,7 @@ def test_an_interrupt_prints_what_was_measured(fakes, monkeypatch, capsys):
 
 def test_our_own_failure_is_the_exit_code(fakes, capsys):
     fakes["actorflow"] = EngineError("actorflow: no kernel")
-    assert main(["bench", "tiny", "--against", "jax", "--rounds", "1"]) == 1
+    assert fakes.bench("tiny", "--against", "jax", "--rounds", "1") == 1
     assert "- tiny fp32: actorflow: no kernel" in capsys.readouterr().out
 
 
@@ -104,7 +112,7 @@ def test_our_own_failure_is_the_exit_code(fakes, capsys):
         (["--rounds", "0"], "--rounds: expected 1 or more, got 0"),
         (["--against", "mxnet"], "got 'mxnet'"),
         (["--launches", "--device", "cuda"], "--launches times the host's launches"),
-        (["--gpu", "h200"], "--gpu h200 is given, and it runs on host:0, no GPU"),
+        (["--gpu", "h200"], "--gpu h200 is given, and the job runs on host:0, which is no GPU"),
         (["--gpu", "h20", "--device", "cuda"], "--gpu: no GPU is called 'h20'"),
         (["--json", "/nowhere/at/all.json"], "/nowhere/at: no such directory"),
     ],
@@ -114,12 +122,10 @@ def test_what_means_nothing_is_refused_before_anything_runs(capsys, arguments, e
     assert expected in capsys.readouterr().err
 
 
-def test_a_gpu_that_is_not_here_is_missed_before_anything_runs(fakes, monkeypatch, capsys):
-    monkeypatch.setattr(
-        cli_bench, "listed_gpus", lambda environ: NvmlDevices(problem="no driver here")
-    )
-    assert main(["bench", "tiny", "--device", "cuda"]) == 1
-    assert "--device cuda measures a GPU, and no driver here" in capsys.readouterr().err
+def test_a_gpu_that_is_not_here_is_missed_before_anything_runs(fakes):
+    nothing = NvmlDevices(problem="no driver here")
+    with pytest.raises(DeviceError, match="--device cuda measures a GPU, and no driver here"):
+        fakes.bench("tiny", "--device", "cuda", listed_gpus=lambda environ: nothing)
 
 
 def test_the_emulation_is_no_gpu_to_measure(fakes, monkeypatch, capsys):
@@ -128,50 +134,44 @@ def test_the_emulation_is_no_gpu_to_measure(fakes, monkeypatch, capsys):
     assert "ACTORFLOW_CUDA=emulated runs on the host" in capsys.readouterr().err
 
 
-def test_on_a_gpu_larger_rows_are_measured_and_it_is_named(fakes, tmp_path, monkeypatch, capsys):
+def test_on_a_gpu_larger_rows_are_measured_and_it_is_named(fakes, tmp_path, capsys):
     here = NvmlDevices((NvmlDevice("NVIDIA H200", "GPU-1", (9, 0), 1 << 37),), "580.1", (13, 0))
-    monkeypatch.setattr(cli_bench, "listed_gpus", lambda environ: here)
     file = tmp_path / "found.json"
-    arguments = ["bench", "gpt2-b8", "--device", "cuda", "--rounds", "1", "--json", str(file)]
-    assert main(arguments) == 0
+    words = ["gpt2-b8", "--device", "cuda", "--rounds", "1", "--json", str(file)]
+    assert fakes.bench(*words, listed_gpus=lambda environ: here) == 0
     (row,) = json.loads(file.read_text())["rows"]
     assert [*row["rivals"]] == ["torch", "torch.compile", "torch.reduce-overhead"]
     assert "NVIDIA H200, driver 580.1" in capsys.readouterr().out
     assert main(["bench", "gpt2-b8"]) == 1
 
 
-def test_our_rows_are_planned_for_the_gpu_that_is_named(fakes, monkeypatch):
+def test_our_rows_are_planned_for_the_gpu_that_is_named(fakes):
     here = NvmlDevices((NvmlDevice("NVIDIA H200 NVL", "GPU-1", (9, 0), 1 << 37),), "580.1", (13, 0))
-    monkeypatch.setattr(cli_bench, "listed_gpus", lambda environ: here)
-    real, named = cli_bench._start, {}
+    named = {}
 
     def start(environments, engine, *rest):
         named[engine.name] = dict(engine.environment).get("ACTORFLOW_GPU")
-        return real(environments, engine, *rest)
+        return fakes.start(environments, engine, *rest)
 
-    monkeypatch.setattr(cli_bench, "_start", start)
-    arguments = ["gpt2-b8", "--device", "cuda", "--gpu", "h200", "--against", "torch"]
-    assert main(["bench", *arguments, "--rounds", "1"]) == 0
+    words = ["gpt2-b8", "--device", "cuda", "--gpu", "h200", "--against", "torch", "--rounds", "1"]
+    assert fakes.bench(*words, listed_gpus=lambda environ: here, start=start) == 0
     assert named == {"actorflow": "h200", "torch": None}
 
 
 def test_a_picture_without_matplotlib_is_refused_politely(monkeypatch, capsys):
-    from benchmarks.compare import report
 
-    monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["bench", "--png", "a.png"]) == 1
     assert "pip install matplotlib" in capsys.readouterr().err
 
 
-def test_tune_forgets_what_was_measured_in_the_cache_of_the_comparison(
-    fakes, tmp_path, monkeypatch
-):
+def test_tune_forgets_what_was_measured_in_the_cache_of_the_comparison(fakes, tmp_path):
     folders = []
-    monkeypatch.setattr(cli_bench, "retune", lambda settings: folders.append(settings.cache))
-    arguments = ["bench", "mlp:fp32", "--against", "", "--rounds", "1", "--env", str(tmp_path)]
-    assert main([*arguments, "--tune"]) == 0
+    words = ["mlp:fp32", "--against", "", "--rounds", "1", "--env", str(tmp_path)]
+    tools = {"retune": lambda settings: folders.append(settings.cache)}
+    assert fakes.bench(*words, "--tune", **tools) == 0
     assert folders == [tmp_path / "cache" / "actorflow"]
-    assert main(arguments) == 0
+    assert fakes.bench(*words, **tools) == 0
     assert len(folders) == 1
 
 

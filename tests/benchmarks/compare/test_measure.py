@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from error_texts import raises
 
 from benchmarks.compare.engines import Child, Engine, EngineError, LossMismatch
 from benchmarks.compare.measure import BenchTask, Method, measure_row
@@ -63,7 +64,7 @@ def test_turns_are_interleaved_and_every_second_round_goes_back(tmp_path):
 
 def test_losses_are_compared_before_anything_is_timed(tmp_path):
     answers = {("a", ""): (2.5, 4.0, ""), ("b", ""): (2.5005, 8.0, "")}
-    with pytest.raises(LossMismatch, match=r"the loss of step 1 is 2\.5005 in b and 2\.5 in a"):
+    with raises(LossMismatch):
         measured(tmp_path, [engine("a"), engine("b")], answers)
     asked = (tmp_path / "log").read_text().split("\n")
     assert "b losses" in asked
@@ -73,7 +74,7 @@ def test_losses_are_compared_before_anything_is_timed(tmp_path):
 @pytest.mark.parametrize("loss", ["nan", "inf"])
 def test_a_loss_that_is_no_number_is_a_difference(tmp_path, loss):
     answers = {("a", ""): (2.5, 4.0, ""), ("b", ""): (float(loss), 8.0, "")}
-    with pytest.raises(LossMismatch, match=loss):
+    with raises(LossMismatch):
         measured(tmp_path, [engine("a"), engine("b")], answers)
 
 

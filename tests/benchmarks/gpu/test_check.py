@@ -1,15 +1,18 @@
 """The check on a GPU does what it promises where there is none: tried on the emulated driver."""
 
+import importlib.metadata
 import json
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest import mock
 from zipfile import ZipFile
 
 import pytest
+from error_texts import raises
 from gpu import check, jobs, launched, opened, planned, replan, section
 from gpu.launched import bind_probe
 from gpu.predictions import PREDICTIONS
@@ -35,12 +38,12 @@ CHECK = Path(check.__file__)
 
 
 @pytest.fixture
-def sections(monkeypatch, tmp_path):
-    """Return a function that puts sections with bodies of a test in the place of all."""
+def sections(tmp_path):
+    """Return a function that makes a check of sections with bodies of a test; it returns `main`."""
     package = tmp_path / "bodies" / "gpu" / "sections"
     real = CHECK.parent
 
-    def put(**bodies):
+    def put(change=tuple, compiling=check.COMPILING, **bodies):
         package.mkdir(parents=True)
         for file in real.glob("*.py"):
             (package.parent / file.name).write_text(file.read_text())
@@ -51,26 +54,14 @@ def sections(monkeypatch, tmp_path):
             (package / f"{name}.py").write_text(f"{text}def run(found, place):\n{lines}")
             found.append(Section(name, seconds, name, "of a test", False, is_proof))
         lines = ", ".join(repr(s) for s in found)
-        with (package.parent / "section.py").open("a") as file:
-            file.write(f"\nSECTIONS = ({lines},)\n")
-        monkeypatch.setattr(check, "SECTIONS", tuple(found))
-        monkeypatch.setattr(section, "SECTIONS", tuple(found))
-        kept, child = check._command, str(package.parent / "child.py")
-        monkeypatch.setattr(
-            check,
-            "_command",
-            lambda run, s, file, limit_s: [
-                sys.executable,
-                child,
-                *kept(run, s, file, limit_s)[2:],
-            ],
+        text = (package.parent / "section.py").read_text()
+        # Before the function whose default it is.
+        text = text.replace(
+            "\n\ndef find_section(", f"\n\nSECTIONS = ({lines},)\n\n\ndef find_section("
         )
-        kept_environment = check._environment
-        monkeypatch.setattr(
-            check,
-            "_environment",
-            lambda run: kept_environment(run) | {"PYTHONPATH": str(tmp_path / "bodies")},
-        )
+        (package.parent / "section.py").write_text(text)
+        program = check.Program(change(found), package.parents[1], compiling)
+        return partial(check.main, program=program)
 
     return put
 
@@ -81,7 +72,7 @@ def statuses(out):
 
 
 def test_a_section_that_hangs_or_dies_does_not_stop_the_others(sections, tmp_path, capsys):
-    sections(
+    main = sections(
         hangs=(0.4, True, "found.metric('seen', 3)\ntime.sleep(60)"),
         dies=(5, False, "os._exit(7)"),
         fails=(5, False, "found.check('two is one', 2 == 1, 2, 1)"),
@@ -89,7 +80,7 @@ def test_a_section_that_hangs_or_dies_does_not_stop_the_others(sections, tmp_pat
         holds=(5, True, "found.within('small', 0.5, 1)"),
     )
     began = time.monotonic()
-    assert check.main([str(tmp_path / "out")]) == 1
+    assert main([str(tmp_path / "out")]) == 1
     assert time.monotonic() - began < 20
     assert statuses(tmp_path / "out") == {
         "hangs": "timeout",
@@ -107,16 +98,20 @@ def test_a_section_that_hangs_or_dies_does_not_stop_the_others(sections, tmp_pat
 
 
 def test_a_run_in_which_all_holds_ends_with_0_and_few_files(sections, tmp_path):
-    sections(holds=(5, True, "found.check('it', True)"), skips=(5, True, "raise Skipped('so')"))
-    assert check.main([str(tmp_path / "out")]) == 0
+    main = sections(
+        holds=(5, True, "found.check('it', True)"), skips=(5, True, "raise Skipped('so')")
+    )
+    assert main([str(tmp_path / "out")]) == 0
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert names == ["check.json", "check.log", "check.md"]
 
 
 def test_a_part_that_fails_is_a_failed_check_and_the_next_one_runs(sections, tmp_path):
     first = "with found.part('first'):\n    [][0]\n"
-    sections(parts=(5, True, f"{first}with found.part('next'):\n    found.metric('seen', 1)"))
-    assert check.main([str(tmp_path / "out")]) == 1
+    main = sections(
+        parts=(5, True, f"{first}with found.part('next'):\n    found.metric('seen', 1)")
+    )
+    assert main([str(tmp_path / "out")]) == 1
     (found,) = json.loads((tmp_path / "out" / "check.json").read_text())["sections"]
     assert found["metrics"] == {"seen": 1.0}
     assert [(c["name"], c["ok"], c["value"]) for c in found["checks"]] == [
@@ -126,20 +121,54 @@ def test_a_part_that_fails_is_a_failed_check_and_the_next_one_runs(sections, tmp
 
 @pytest.mark.parametrize("told", ["", "place.tell('cudnn_holds', True)", "os._exit(1)"])
 def test_plans_use_cudnn_where_it_was_found_to_be_right(sections, tmp_path, told):
-    sections(
+    main = sections(
         kernels=(5, False, "place.tell('cudnn_holds', False)\n" * bool(told) + told),
         later=(5, False, "found.fact('cudnn', os.environ.get('ACTORFLOW_CUDNN'))"),
     )
-    check.main([str(tmp_path / "out")])
+    main([str(tmp_path / "out")])
     later = json.loads((tmp_path / "out" / "check.json").read_text())["sections"][1]
     assert later["facts"] == {"cudnn": "0" if told == "os._exit(1)" else "None"}
 
 
+@pytest.mark.parametrize("chosen", [[], ["proves"], ["measures", "rivals"]])
+def test_rivals_are_compiled_beside_proofs_and_not_beside_what_is_measured(
+    sections, tmp_path, chosen
+):
+    pid = tmp_path / "pid"
+    body = f"""
+try:
+    with open({str(pid)!r}) as file:
+        os.kill(int(file.read()), 0)
+    found.fact("compiles", True)
+except (FileNotFoundError, ProcessLookupError):
+    found.fact("compiles", False)"""
+    wait = f"while not os.path.exists({str(pid)!r}):\n    time.sleep(0.01)"
+    compiles = not chosen
+    main = sections(
+        lambda found: (replace(found[0], shares_card=True), *found[1:]),
+        tmp_path / "compiling.py",
+        proves=(60, True, wait * compiles + body),
+        measures=(60, False, body),
+        rivals=(60, False, body),
+    )
+    script = tmp_path / "compiling.py"
+    script.write_text(
+        "import os, time\n"
+        f"with open({str(pid)!r} + '.new', 'w') as file:\n    file.write(str(os.getpid()))\n"
+        f"os.rename({str(pid)!r} + '.new', {str(pid)!r})\n"
+        "time.sleep(600)\n"
+    )
+    main([str(tmp_path / "out"), *chosen])
+    found = json.loads((tmp_path / "out" / "check.json").read_text())["sections"]
+    seen = {s["name"]: s["facts"]["compiles"] for s in found}
+    assert seen == {name: str(compiles and name == "proves") for name in seen}
+
+
 def test_sections_are_chosen_by_name_and_an_unknown_one_is_refused(sections, tmp_path, capsys):
-    sections(one=(5, True, "pass"), other=(5, True, "pass"))
-    assert check.main([str(tmp_path / "out"), "other"]) == 0
+    main = sections(one=(5, True, "pass"), other=(5, True, "pass"))
+    assert main([str(tmp_path / "out"), "other"]) == 0
     assert [*statuses(tmp_path / "out")] == ["other"]
-    assert check.main([str(tmp_path / "out"), "third"]) == 2
+    assert main([str(tmp_path / "out"), "third"]) == 2
     assert "there is no section 'third': one, other" in capsys.readouterr().err
 
 
@@ -173,11 +202,12 @@ def test_all_sections_fit_into_five_minutes_and_halves_into_a_half_with_time_to_
     assert all(s.half == 1 for s in SECTIONS if s.is_proof)
 
 
-def test_a_half_has_its_sections(sections, tmp_path, monkeypatch):
-    sections(one=(5, True, "pass"), other=(5, True, "found.metric('left', place.left_s)"))
-    halves = tuple(replace(s, half=n) for n, s in enumerate(check.SECTIONS, 1))
-    monkeypatch.setattr(check, "SECTIONS", halves)
-    assert check.main([str(tmp_path / "out"), "--half", "2"]) == 0
+def test_a_half_has_its_sections(sections, tmp_path):
+    main = sections(
+        lambda found: tuple([replace(s, half=n) for n, s in enumerate(found, 1)]),
+        one=(5, True, "pass"), other=(5, True, "found.metric('left', place.left_s)"),
+    )  # fmt: skip
+    assert main([str(tmp_path / "out"), "--half", "2"]) == 0
     assert [*statuses(tmp_path / "out")] == ["other"]
     (found,) = json.loads((tmp_path / "out" / "check.json").read_text())["sections"]
     assert 100 < found["metrics"]["left"] < check.HALF_S
@@ -233,11 +263,8 @@ def test_each_prediction_has_its_verdict():
 @pytest.mark.parametrize(
     ("counting", "count"), [("print(2)", 2), ("print(0)", 0), ("raise OSError", 0), ("", 0)]
 )
-def test_a_gpu_that_nothing_lists_is_found_by_cuda_itself(monkeypatch, counting, count):
-    monkeypatch.setattr(
-        check, "listed_gpus", lambda environ: NvmlDevices(problem="no list is here")
-    )
-    here = check._here(counting)
+def test_a_gpu_that_nothing_lists_is_found_by_cuda_itself(counting, count):
+    here = check.gpus_here(counting, lambda environ: NvmlDevices(problem="no list is here"))
     assert len(here.gpus) == count
     assert here.problem == ("" if count else "no list is here")
 
@@ -247,7 +274,7 @@ def test_a_gpu_that_nothing_lists_is_found_by_cuda_itself(monkeypatch, counting,
 )
 def test_losses_lie_apart_by_the_largest_of_them(last, apart):
     here, there = [training.Trained((2.0, 0.5, end), "") for end in (0.02, last)]
-    assert training._apart(here, there) == pytest.approx(apart, nan_ok=True)
+    assert training.losses_apart(here, there) == pytest.approx(apart, nan_ok=True)
 
 
 def test_predictions_are_of_sections_that_there_are_and_of_ranges():
@@ -320,16 +347,13 @@ time.sleep(60)
 def test_rivals_are_timed_when_they_are_ready_late_ones_last(monkeypatch, tmp_path):
     script = tmp_path / "rival.py"
     script.write_text(RIVAL.format(late=1.5))
-    monkeypatch.setattr(rivals, "SCRIPT", script)
-    monkeypatch.setattr(rivals, "WAVE_S", 1.0)
-    monkeypatch.setattr(rivals, "TIMED_S", 0.5)
-    monkeypatch.setattr(rivals.importlib.metadata, "version", lambda name: "9")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "9")
     wave = ("gpt2-b64", "default"), ("tiny", "eager"), ("lstm", "eager"), ("gpt2-b8", "eager")
-    monkeypatch.setattr(rivals, "WAVES", (wave, (("bert-base", "eager"),) * 40))
+    waves = (wave, (("bert-base", "eager"),) * 40)
     place = section.Place("rivals", tmp_path, False, time.monotonic() + 20)
     place.tell("losses-gpt2-b8", [2.0] * 5)
     found = section.Findings(tmp_path / "found.json")
-    rivals.run(found, place)
+    rivals.run(found, place, rivals.Timing(waves, script, wave_s=1.0, timed_s=0.5))
     timed = [name for name in found.metrics if name.endswith("_ms")]
     assert timed == ["tiny_ms", "gpt2-b64_default_ms"]
     assert found.metrics["gpt2-b64_default_peak_gib"] == 1
@@ -351,7 +375,7 @@ def test_the_limit_of_a_step_is_its_products_at_the_ceiling_or_more(tmp_path):
     row, precision = jobs.measured_rows(is_tiny=True)[1]
     plan = planned.plan_of(row, precision)
     place.tell(section.CEILINGS, {"product": 1e9, "copy": 1e18})
-    work = sum(planned._work(bound) for bound in planned.bound_launches(plan))
+    work = sum(planned.work_of(bound) for bound in planned.bound_launches(plan))
     assert planned.limit_s(plan, place) == pytest.approx(work / 1e9, rel=0.01)
     place.tell(section.CEILINGS, {"product": 1e18, "copy": 1e3})
     sizes = [
@@ -391,11 +415,11 @@ def measured():
 
     def fit(times):
         found, took = rates.Rates(kernel.gpu_named("h200")), {}
-        for probe in (*rates._PRODUCTS, rates._GELUS):
+        for probe in (*rates.PRODUCTS, rates.GELUS):
             bound = bind_probe(mock.Mock(), probe, 1 << 40)
             work_ns = bound.planned_ns - found.gpu.call_ns
             took[probe.name] = bound, found.gpu.call_ns + times * work_ns
-        rates._fit(found, took)
+        rates.fit_rates(found, took)
         return found, took
 
     return fit
@@ -408,14 +432,10 @@ def test_rates_of_launches_that_take_twice_as_long_are_half(measured):
     assert found.changed["flops_per_ns"] == pytest.approx(found.gpu.flops_per_ns / 2, rel=0.5)
 
 
-def test_what_was_measured_is_a_description_that_plans_can_be_made_for(
-    measured, monkeypatch, tmp_path
-):
+def test_what_was_measured_is_a_description_that_plans_can_be_made_for(measured):
     found, took = measured(1.25)
     found.changed["narrow_rates"] = {1: 0.1, 2: 0.2, 4: 0.3, 8: 0.4, 16: 0.5}
-    (tmp_path / "mine.json").write_text(json.dumps(found.description(took, "a card")))
-    monkeypatch.setattr(kernel, "_HERE", tmp_path)
-    gpu = kernel.gpu_named("mine")
+    gpu = kernel.described_gpu(json.dumps(found.description(took, "a card")).encode())
     assert gpu.narrowness(2) == 5
     assert gpu.narrowness(32) == 2
     assert gpu.says == found.gpu.says
@@ -442,13 +462,13 @@ def test_what_was_measured_is_held_against_the_plans_of_today(monkeypatch, tmp_p
 
 
 def test_launches_of_probes_lie_apart_and_inputs_as_they_say():
-    bound = bind_probe(mock.Mock(), rates._PRODUCTS[3], 1 << 40)
+    bound = bind_probe(mock.Mock(), rates.PRODUCTS[3], 1 << 40)
     a, b = bound.inputs
     assert (a.address, b.address) == (1 << 40, (1 << 40) + 2 * 65_536 * 768)
     assert (a.strides_bytes, b.strides_bytes) == ((1536, 2), (2, 1536))
-    both = launched.Probe("two", rates._PRODUCTS[0].inputs, lambda emit, a, b: (
+    both = launched.Probe("two", rates.PRODUCTS[0].inputs, lambda emit, a, b: (
         *emit("matmul", a, b), *emit("matmul", b, a)))  # fmt: skip
-    with pytest.raises(ValueError, match="two is 2 launches"):
+    with raises(ValueError):
         bind_probe(mock.Mock(), both, 0)
 
 

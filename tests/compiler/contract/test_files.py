@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from error_texts import raises
 
 from compiler.contract.files import open_regular, read_regular, replace_regular
 
@@ -67,7 +68,7 @@ def victim(tmp_path, monkeypatch):
 @pytest.mark.parametrize("flags", [os.O_RDONLY, APPEND, os.O_WRONLY | os.O_APPEND | os.O_CREAT])
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path, victim, trap, flags):
     trap(tmp_path / "x", victim)
-    with pytest.raises(OSError, match="symbolic link" if trap in LINKS else "regular file") as said:
+    with raises(OSError) as said:
         open_regular(tmp_path / "x", flags)
     assert said.value.filename == str(tmp_path / "x")
 
@@ -75,7 +76,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, victim, trap, flag
 def test_a_pipe_that_somebody_reads_is_not_written_to(tmp_path):
     os.mkfifo(tmp_path / "x")
     reader = os.open(tmp_path / "x", os.O_RDONLY | os.O_NONBLOCK)
-    with pytest.raises(OSError, match="not a regular file"):
+    with raises(OSError):
         open_regular(tmp_path / "x", APPEND)
     os.close(reader)
 
@@ -83,7 +84,7 @@ def test_a_pipe_that_somebody_reads_is_not_written_to(tmp_path):
 def test_a_file_with_a_second_name_is_read_and_not_written(tmp_path, victim):
     a_second_name(tmp_path / "x", victim)
     assert read_regular(tmp_path / "x", 100) == b"precious"
-    with pytest.raises(OSError, match=r"2 names \(hard links\)"):
+    with raises(OSError):
         open_regular(tmp_path / "x", APPEND)
 
 
@@ -93,7 +94,7 @@ def test_a_file_of_another_user_is_written_where_the_folder_is_theirs_too(tmp_pa
     file.write_text("theirs")
     os.chown(file, 4711, -1)
     assert read_regular(file, 100) == b"theirs"
-    with pytest.raises(OSError, match=r"another user \(uid 4711\)") as said:
+    with raises(OSError) as said:
         open_regular(file, APPEND)
     assert said.value.errno == errno.EPERM
     os.chown(tmp_path, 4711, -1)
@@ -130,7 +131,7 @@ def test_a_file_is_read_up_to_its_bound(tmp_path, size_bytes):
 def test_a_file_above_its_bound_is_not_read(tmp_path, size_bytes):
     with open(tmp_path / "x", "wb") as file:
         file.truncate(size_bytes)
-    with pytest.raises(OSError, match=f"it has {size_bytes:,} bytes, and at most 100 are read"):
+    with raises(OSError):
         read_regular(tmp_path / "x", 100)
 
 

@@ -1,4 +1,4 @@
-import pytest
+from error_texts import raises
 
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import Mesh
@@ -19,13 +19,13 @@ def test_who_meets_along_an_axis_differs_in_nothing_else():
 
 
 def test_a_rank_beyond_the_mesh_is_refused():
-    with pytest.raises(ValueError, match="rank 6 is not in a mesh of 6 ranks"):
+    with raises(ValueError):
         MESH.coordinates(6)
 
 
 def test_an_axis_that_is_none_is_named_with_those_that_are():
     assert MESH.axis("model") == 1
-    with pytest.raises(CompileError, match="no axis 'stage'; its axes are: 'data', 'model'"):
+    with raises(CompileError):
         MESH.axis("stage")
 
 

@@ -5,6 +5,7 @@ import sys
 from importlib import import_module
 
 import pytest
+from error_texts import raises
 
 from compiler.contract import old_names
 
@@ -60,13 +61,13 @@ def test_classes_by_old_names_are_those_by_new_ones():
 
 
 def test_what_never_was_is_an_import_error_as_everywhere():
-    with pytest.raises(ModuleNotFoundError, match=r"compiler\.plans"):
+    with raises(ModuleNotFoundError):
         import_module("compiler.plans")
-    with pytest.raises(ImportError, match=r"cannot import name 'no_such' from 'compiler\.verify'"):
+    with raises(ImportError):
         exec("from compiler.verify import no_such", {})
     with (
         pytest.warns(DeprecationWarning, match="is now"),
-        pytest.raises(ImportError, match=r"cannot import name 'Plam' from 'compiler\.plan'"),
+        raises(ImportError),
     ):
         exec("from compiler.plan import Plam", {})
 

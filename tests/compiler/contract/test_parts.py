@@ -76,7 +76,7 @@ def graph_of(rows):
     x = b.emit_one(INPUT, name="x", dtype="float32", shape=(rows, 4))
     init = (("kind", "ones"),)
     w = b.emit_one(VARIABLE, name="w", dtype="float32", shape=(6, 4), role="parameter", init=init,
-              sbp=(("model", "S(1)"),))  # fmt: skip
+              sbp=(("model", Split(1)),))  # fmt: skip
     b.outputs = [Output("y", b.emit_one(EXP, x)), Output("w", b.emit_one(EXP, w))]
     return b.freeze()
 
@@ -125,7 +125,7 @@ def test_a_plan_says_what_its_graph_says_of_parts():
     b = GraphBuilder()
     x = b.emit_one(INPUT, name="x", dtype="float32", shape=(8, 4))
     init = (("kind", "ones"),)
-    said = (("data", "S(0)"),)
+    said = (("data", Split(0)),)
     w = b.emit_one(VARIABLE, name="w", dtype="float32", shape=(8, 4), role="parameter", init=init,
               sbp=said)  # fmt: skip
     v = b.emit_one(VARIABLE, name="v", dtype="float32", shape=(4, 4), role="parameter", init=init)

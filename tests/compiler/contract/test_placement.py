@@ -1,6 +1,7 @@
 """The names of devices, and what follows of a stream from where it is."""
 
 import pytest
+from error_texts import raises
 
 from compiler.contract.placement import HOST, MAX_DEVICES, Device, DeviceKind, Memory, StreamRole
 from compiler.contract.plan_tables import Stream
@@ -25,7 +26,7 @@ def test_a_text_names_a_device_and_a_device_its_text(text, device):
     "text", ["", "gpu", "sim:", "sim:-1", "sim:1:2", "sim: 1", "SIM", f"sim:{MAX_DEVICES}", "sim:²"]
 )
 def test_other_texts_are_refused_with_the_kinds_there_are(text):
-    with pytest.raises(ValueError, match=r"no device is called .* host, sim, cuda"):
+    with raises(ValueError):
         Device.parse(text)
 
 

@@ -1,6 +1,7 @@
 """The ops of groups: what they refuse, what they cost, and how they are shown."""
 
 import pytest
+from error_texts import raises
 
 import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
 from compiler.contract.attrs import Attrs
@@ -32,24 +33,16 @@ def test_the_types_of_a_group_are_its_shapes_and_the_programs_dtypes():
 
 
 @pytest.mark.parametrize(
-    ("inputs", "text"),
-    [
-        ((FULL,), r"expects 2 inputs \(operand 0, operand 1\), got 1"),
-        ((FULL, FULL), r"needs operand 1 of 4 elements of float32, got float32\[2, 3, 4\]"),
-        (
-            (TensorType(DType.FLOAT64, FULL.shape), COLUMN),
-            r"needs operand 0 of 24 elements of float32, got float64\[2, 3, 4\]",
-        ),
-    ],
+    "inputs", [(FULL,), (FULL, FULL), (TensorType(DType.FLOAT64, FULL.shape), COLUMN)]
 )
-def test_operands_that_the_program_does_not_describe_are_refused(inputs, text):
-    with pytest.raises(OpTypeError, match=text):
+def test_operands_that_the_program_does_not_describe_are_refused(inputs):
+    with raises(OpTypeError):
         infer_type.get(FUSED)(inputs, biased())
 
 
 def test_an_output_of_another_size_is_refused():
     attrs = Attrs({**biased(), "shapes": ((2, 4),)})
-    with pytest.raises(OpTypeError, match=r"has an output of 24 elements, declared as"):
+    with raises(OpTypeError):
         infer_type.get(FUSED)((FULL, COLUMN), attrs)
 
 

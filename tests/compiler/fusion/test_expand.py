@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tiers
+from error_texts import raises
 from graphs import launches
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,7 +74,7 @@ def test_a_label_out_of_range_fails_in_a_group_too(label, evaluate):
     logits, labels = loss_operands(6, 5)
     labels[3] = label
     graph, feeds = graph_of("cross_entropy_rows", (logits, labels), {})
-    with pytest.raises(IndexError, match=f"label {label} at position 3 is outside 0..4"):
+    with raises(IndexError):
         evaluate(fuse.run(graph), feeds)
 
 

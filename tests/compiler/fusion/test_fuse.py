@@ -387,7 +387,9 @@ def chain_of(length):
     return net.done(y=h)
 
 
-def test_the_work_grows_as_the_graph_does(monkeypatch):
+@pytest.fixture
+def placements(monkeypatch):
+    """Count how often a candidate is placed, in the last number of the list."""
     counts = []
     place = FusionCandidates._placed
 
@@ -396,11 +398,15 @@ def test_the_work_grows_as_the_graph_does(monkeypatch):
         return place(self, *arguments)
 
     monkeypatch.setattr(FusionCandidates, "_placed", counted)
+    return counts
+
+
+def test_the_work_grows_as_the_graph_does(placements):
     for length in (200, 400, 800):
-        counts.append(0)
+        placements.append(0)
         fuse.run(chain_of(length))
-    assert counts[2] - counts[1] <= 2.1 * (counts[1] - counts[0])
-    assert counts[0] < 4 * 200
+    assert placements[2] - placements[1] <= 2.1 * (placements[1] - placements[0])
+    assert placements[0] < 4 * 200
 
 
 def test_graphs_are_plain_values_still(net):
@@ -409,17 +415,10 @@ def test_graphs_are_plain_values_still(net):
     assert hash(graph.nodes[-1].attrs) == hash(graph.nodes[-1].attrs)
 
 
-def test_the_work_grows_as_a_chain_whose_backward_pass_could_all_wait(monkeypatch):
-    counts = []
-    place = FusionCandidates._placed
-
-    def counted(self, *arguments):
-        counts[-1] += 1
-        return place(self, *arguments)
-
-    monkeypatch.setattr(FusionCandidates, "_placed", counted)
+def test_the_work_grows_as_a_chain_whose_backward_pass_could_all_wait(placements):
     for length in (50, 100, 200):
-        net, counts = Net(), [*counts, 0]
+        net = Net()
+        placements.append(0)
         h = w = net.variable(R, C)
         for _ in range(length):
             h = net.b.emit_one(MUL, net.b.emit_one(TANH, h), h)
@@ -427,4 +426,4 @@ def test_the_work_grows_as_a_chain_whose_backward_pass_could_all_wait(monkeypatc
             MEAN, h, axes=(0, 1), keepdims=False
         )  # linear: its gradient is a number
         fuse.run(trained(net, loss, [w]))
-    assert counts[2] - counts[1] <= 2.2 * (counts[1] - counts[0])
+    assert placements[2] - placements[1] <= 2.2 * (placements[1] - placements[0])

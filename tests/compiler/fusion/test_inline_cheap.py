@@ -1,5 +1,6 @@
 """Kernels that compute a cheap operand again: the same bits, fewer tensors between kernels."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -170,3 +171,29 @@ def test_random_chains_of_sums_over_rows_have_the_same_bits(job, evaluate, seed)
         values.append(made)
     before, after = inlined(job, job.norm(values[-1]), evaluate, number=int(rng.integers(1, 9)))
     assert len(whole(after)) <= len(whole(before))
+
+
+@pytest.mark.parametrize("is_read_by_a_product", [False, True])
+def test_what_is_made_in_16_bits_is_written_before_its_cast(job, evaluate, is_read_by_a_product):
+    """The sum of two tensors is stored once, in 2 bytes an element, for a product as well."""
+    low = job.b.emit_one(CAST, job.apply(ADD, job.x(), job.x()), dtype="float16")
+    d = job.b.emit_one(CAST, low, dtype="float32")
+    result = job.apply(SUB, d, job.mean(d))
+    if is_read_by_a_product:
+        weight = job.input(COLUMNS, COLUMNS, dtype="float16")
+        product = job.b.emit_one(MATMUL, low, weight, out_dtype="float32")
+        result = job.apply(ADD, result, product)
+    before, after = inlined(job, result, evaluate)
+    stored = [Counter([g.types[v].dtype for v in whole(g)]) for g in (before, after)]
+    assert stored[0][DType.FLOAT32] > stored[1][DType.FLOAT32] == is_read_by_a_product
+    assert stored[0][DType.FLOAT16] == is_read_by_a_product
+    assert stored[1][DType.FLOAT16] == 1
+
+
+def test_what_others_than_kernels_read_as_a_cast_is_written_so(job, evaluate):
+    low = job.b.emit_one(CAST, job.apply(ADD, job.x(), job.x()), dtype="float16")
+    d = job.b.emit_one(CAST, low, dtype="float32")
+    result = job.apply(ADD, read_by_a_product(job, d), job.mean(d))
+    before, after = inlined(job, result, evaluate)
+    assert [after.types[v].dtype for v in whole(after)].count(DType.FLOAT16) == 0
+    assert len(whole(after)) == len(whole(before))

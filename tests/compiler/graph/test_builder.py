@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from error_texts import raises
 
 from compiler.contract.errors import InternalError
 from compiler.contract.program import Kind, ProgramInput, check_program
@@ -57,7 +58,7 @@ def test_a_check_stays_though_nobody_reads_its_result(p):
     program, kept = p.finish((p.op("exp", x),))
     assert kept == (0, 1)
     bad = (np.array([0, 1, 2, 3]), np.zeros((4, 3)))
-    with pytest.raises(IndexError, match="label 3 at position"):
+    with raises(IndexError):
         evaluate(program, Space(4, 3), bad)
 
 
@@ -66,7 +67,7 @@ def test_a_check_of_one_number_is_one_of_a_row(p):
     program, _ = p.finish((p.check_index(label, 3),))
     check_program(program)
     assert evaluate(program, Space(1, 3), (np.array([2]),))[0].tolist() == [[2]]
-    with pytest.raises(IndexError, match="label 3 at position"):
+    with raises(IndexError):
         evaluate(program, Space(1, 3), (np.array([3]),))
 
 
@@ -86,7 +87,7 @@ def test_a_narrow_value_is_repeated_before_it_is_reduced(p, kind):
 
 def test_an_output_that_is_an_input_is_a_bug(p):
     row = p.input(ProgramInput(F64, Kind.ROW))
-    with pytest.raises(InternalError, match="an output of a fused program is one of its inputs"):
+    with raises(InternalError):
         p.finish((row,))
 
 

@@ -3,6 +3,7 @@ from itertools import pairwise
 
 import pytest
 import tiers
+from error_texts import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -246,7 +247,7 @@ def test_collectives_without_duration_keep_their_order_on_their_stream():
 
 def test_a_turn_against_what_a_collective_waits_for_is_a_bug():
     work = worked((1.0,) * 2, ((), (0,)), {0: (1, 1), 1: (0, 0)})
-    with pytest.raises(InternalError, match="wait for each other"):
+    with raises(InternalError):
         form_chains(work, range(2), 1, message_ns)
 
 
@@ -334,5 +335,5 @@ def test_both_ways_of_the_link_and_compute_run_at_the_same_time():
 def test_buckets_that_wait_for_each_other_are_a_bug_that_is_named():
     buckets, streams = {0: 0, 1: 1, 2: 1, 3: 0}, [H2D, D2H, D2H, H2D]
     work = worked((1.0,) * 4, ((), (0,), (), (2,)), buckets=buckets, streams=streams)
-    with pytest.raises(InternalError, match=r"wait for each other: launches \(.*\) never begin"):
+    with raises(InternalError):
         form_chains(work, range(4), 1, message_ns)

@@ -1,6 +1,7 @@
 """Where the registers of a plan lie, and the streams of its chains, on several devices."""
 
 import pytest
+from error_texts import raises
 from graphs import Target, descend, made_up, variable
 
 from actors.race.race import check_races
@@ -157,5 +158,5 @@ def test_an_op_without_a_kernel_on_its_device_is_refused_with_the_users_line():
             return super().query(call)
 
     hardware = Hardware((SIM, OTHER), (made_up("one").targets[0], Picky("two", link=LINK)))
-    with pytest.raises(CompileError, match=r"<unknown>: sim:1 has no kernel for op 'mul'"):
+    with raises(CompileError):
         planned(hardware, there_and_back())

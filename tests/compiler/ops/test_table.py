@@ -11,15 +11,14 @@ import tiers
 from element_rows import ROWS_OF_ELEMENTS
 from emulated_run import emulated_run
 from graph_oracles import pull, slopes, walked
-from kernel_calls import GUARD, garbage, launched_op
+from kernel_calls import GUARD, bind_to, garbage, launched_op, needs_of
 from kernel_calls import strided as laid_out
 from program_texts import texts_of
+from small_blocks import cut_small
 
-from actors.kernels.common import strides
 from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import catalogue as cuda
 from actors.kernels.host import catalogue
-from actors.kernels.library import launch
 from actors.testing.emulated import kernels as emulated_kernels
 from compiler.contract.attrs import Attrs
 from compiler.contract.types import DType, TensorType, from_bits, numpy_dtype, to_bits
@@ -73,6 +72,20 @@ def rows_of(column):
 
 
 every_row = pytest.mark.parametrize("row", tuple(named(ROWS)))
+SHARE = 2
+
+
+def sampled(rows):
+    """Return rows with names, and a mark on all that are not the first of their op."""
+    for named_row in named(rows):
+        (row,) = named_row.values
+        marks = () if row is first_of(row.op) else pytest.mark.thinned(SHARE)
+        yield pytest.param(row, id=named_row.id, marks=marks)
+
+
+sampled_row = pytest.mark.parametrize("row", tuple(sampled(ROWS)))
+"""Each row, in tests that start the C compiler: of an op's rows after the first, which differ in
+attributes, types or extents, `merge` runs one in `SHARE`."""
 
 
 def types_of(arrays):
@@ -234,7 +247,7 @@ def launched(node, given, inputs, types):
     def bind(needs, inputs, outputs):
         space, behind = garbage(needs.workspace_bytes)
         scratch = space if needs.workspace_bytes else None
-        bound = kernel.bind(attrs, tuple(inputs), tuple(outputs), scratch)
+        bound = bind_to(kernel, attrs, tuple(inputs), tuple(outputs), scratch)
 
         def launch():
             space[:] = 0xFF
@@ -269,7 +282,7 @@ def launched(node, given, inputs, types):
         np.testing.assert_array_equal(outputs[output], made[output], f"{name} over input {index}")
     for kind in ("windowed", "transposed"):
         outputs = [strided(a, kind) for a in empty(types)]
-        own = kernel.query(attrs, operands_of(given, inputs), operands_of(types, outputs))
+        own = needs_of(kernel, attrs, operands_of(given, inputs), operands_of(types, outputs))
         if own is not None:
             launch = bind(own, inputs, outputs)
             launch()
@@ -307,7 +320,7 @@ def dtypes_of(row):
     return (DType.FLOAT32, *more) if row is first_of(row.op) else (DType.FLOAT32,)
 
 
-@every_row
+@sampled_row
 @pytest.mark.parametrize("path", ["numpy", "native"], indirect=True)
 def test_kernels_give_the_formula_and_its_gradient(row, path, monkeypatch):
     wide = Traced(row, DType.FLOAT64)
@@ -317,7 +330,7 @@ def test_kernels_give_the_formula_and_its_gradient(row, path, monkeypatch):
         expected = by_reference(wide.graph, {name: widened(a) for name, a in feeds.items()})
         for kind in ("dense", "windowed", "sliced", "transposed", "permuted"):
             if kind == "sliced":
-                cut_small(monkeypatch)
+                cut_small(monkeypatch, block_bytes=96, chunk_bytes=64)
             given = {name: strided(a, kind) for name, a in feeds.items()}
             got = by_launches(fused, given, find_op(row.op))
             for place, (y, want) in enumerate(zip(got, expected, strict=True)):
@@ -365,7 +378,7 @@ def on_gpu(graph, feeds, toolchain):
 def chosen_on_gpu(node, attrs, inputs, outputs):
     """Return the name of a kernel, or None where the op has none. Raises LookupError."""
     op = launched_op(node.op)
-    if op not in {kernel.op for kernel in cuda.kernels_of(GPU)}:
+    if op not in {kernel.op for kernel in cuda.kernels_by_name(GPU).values()}:
         return None
     return cuda.select_kernel(GPU, op, attrs, inputs, outputs)[0]
 
@@ -391,7 +404,10 @@ def built_for_gpu(native_toolchain):
     @cache
     def build(portion):
         programs = {}
-        for row in ROWS[portion::PORTIONS]:
+        for place in range(portion, len(ROWS), PORTIONS):
+            row = ROWS[place]
+            if row is not first_of(row.op) and place % tiers.size(1, merge=SHARE):
+                continue  # its test is not run
             for dtype in dtypes_of(row):
                 for node in fuse.run(Traced(row, dtype).graph).nodes:
                     if "program" in node.attrs and node.op.name != "region":
@@ -406,7 +422,7 @@ def built_for_gpu(native_toolchain):
     return of
 
 
-@every_row
+@sampled_row
 def test_kernels_of_a_gpu_give_the_formula_and_its_gradient(row, built_for_gpu):
     toolchain = built_for_gpu(row)
     wide = Traced(row, DType.FLOAT64)
@@ -448,13 +464,6 @@ def without_kernel_on_gpu(row, dtype):
 def test_a_gpu_has_a_kernel_for_every_launch_in_floats_of_every_width(row):
     for dtype in (DType.FLOAT16, LOW, DType.FLOAT32, DType.FLOAT64):
         assert without_kernel_on_gpu(row, dtype) == []
-
-
-def cut_small(monkeypatch):
-    """Let small tensors have many blocks and chunks from here on."""
-    monkeypatch.setattr(strides, "BLOCK_BYTES", 96)
-    for name in ("CHUNK_BYTES", "RUN_BYTES", "CACHED_BYTES"):
-        monkeypatch.setattr(launch, name, 64)
 
 
 def widened(array):

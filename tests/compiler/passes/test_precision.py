@@ -18,8 +18,9 @@ from compiler.ops.families.activation import GELU, RELU, SILU, TANH
 from compiler.ops.families.arithmetic import ADD, EXP, LESS, MUL, SQUARE, SUB, WHERE, scaled
 from compiler.ops.families.attention import ATTENTION, ATTENTION_GRAD
 from compiler.ops.families.loss import CROSS_ENTROPY_ROWS
-from compiler.ops.families.normalisation import LAYER_NORM, SOFTMAX
+from compiler.ops.families.normalisation import BATCH_NORM, BATCH_NORM_GRAD, LAYER_NORM, SOFTMAX
 from compiler.ops.families.updates import SGD_UPDATE
+from compiler.ops.language.vjp import grad_op
 from compiler.ops.primitives.matmul import MATMUL
 from compiler.ops.primitives.reduce import MAX, MEAN, SUM
 from compiler.ops.primitives.shape import CAST, RESHAPE, TRANSPOSE, broadcast_value
@@ -75,9 +76,9 @@ class Job:
         return simplify.simplify_graph(autodiff.differentiate(self.b.freeze()))
 
 
-def lowered(graph, logits_bytes=math.inf):
+def lowered(graph, rounded_bytes=math.inf):
     """Run the pass and check what it guarantees."""
-    result = precision_pass.narrow_products(graph, LOW, logits_bytes)
+    result = precision_pass.narrow_products(graph, LOW, rounded_bytes)
     check(result, "precision")
     producers = result.producers()
     casts = [n for n in result.nodes if n.op is CAST and LOW in types_of(result, n)]
@@ -203,12 +204,12 @@ def test_softmax_norms_and_exponentials_compute_in_float32_between_products():
 def test_attention_reads_and_makes_bfloat16_but_for_its_statistics():
     job = Job()
     attrs = {"scale": 0.5, "causal": True}
-    y, _ = job.b.emit(ATTENTION, tuple(job.linear(job.x) for _ in range(3)), attrs)
+    y, *_ = job.b.emit(ATTENTION, tuple(job.linear(job.x) for _ in range(3)), attrs)
     graph = lowered(job.training(job.linear(y)))
     (forward,), (backward,) = nodes_of(graph, ATTENTION), nodes_of(graph, ATTENTION_GRAD)
-    assert types_of(graph, forward) == [LOW, LOW, LOW, LOW, WIDE]
-    assert types_of(graph, backward) == [*[LOW] * 5, WIDE, *[LOW] * 3]
-    assert backward.inputs[5] == forward.outputs[1]
+    assert types_of(graph, forward) == [*[LOW] * 4, WIDE, WIDE]
+    assert types_of(graph, backward) == [*[LOW] * 5, WIDE, WIDE, *[LOW] * 3]
+    assert backward.inputs[5:7] == forward.outputs[1:]
 
 
 def test_a_constant_that_bfloat16_has_not_keeps_its_op_in_float32():
@@ -369,3 +370,46 @@ def test_wide_logits_are_low_and_their_loss_reads_them_in_float32(is_wide):
     # The gradient of the weight keeps its sums, however wide the logits are.
     others = [n for n in nodes_of(graph, MATMUL) if n.phase is not Phase.FORWARD]
     assert {graph.types[n.outputs[0]].dtype for n in others} == {WIDE}
+
+
+def normalised(job, x):
+    """Return a batch norm of rows, by statistics and parameters of each column."""
+    columns = [job.feed(f"statistic {len(job.feeds)}", (1, N)) for _ in range(4)]
+    return job.b.emit_one(BATCH_NORM, x, *columns)
+
+
+def residual_net(job):
+    """Return y = W relu(norm(W x) + norm(W x)), and the sum that is behind the ReLU."""
+    total = job.b.emit_one(
+        ADD, normalised(job, job.linear(job.x)), normalised(job, job.linear(job.x))
+    )
+    return job.linear(job.b.emit_one(RELU, total))
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_what_a_batch_norm_makes_of_a_product_is_rounded_where_it_is_wide(is_wide):
+    """It is computed in float32 on float32, whatever it is rounded to, and so is its gradient."""
+    job = Job()
+    graph = lowered(job.training(residual_net(job)), 4 * N * N - is_wide)
+    for node in nodes_of(graph, BATCH_NORM, BATCH_NORM_GRAD):
+        assert {*types_of(graph, node)} == {WIDE}
+    norms = {v for node in nodes_of(graph, BATCH_NORM) for v in node.outputs}
+    readers = Counter([node.op for node in graph.nodes for v in node.inputs if v in norms])
+    assert readers == Counter({CAST if is_wide else ADD: 2})
+    relu_types = {t for n in nodes_of(graph, RELU, grad_op(RELU)) for t in types_of(graph, n)}
+    assert relu_types == {LOW if is_wide else WIDE}
+
+
+def test_a_wide_batch_norm_of_what_is_no_product_stays():
+    job = Job()
+    graph = lowered(job.training(job.linear(job.b.emit_one(RELU, normalised(job, job.x)))), 0)
+    casts = nodes_of(graph, CAST)
+    made = {o for n in nodes_of(graph, BATCH_NORM) for o in n.outputs}
+    assert not [n for n in casts if made & {*n.inputs}]
+
+
+def test_a_wide_batch_norm_that_no_product_reads_stays():
+    job = Job()
+    graph = lowered(job.evaluating(normalised(job, job.linear(job.x))), 0)
+    (norm,) = nodes_of(graph, BATCH_NORM)
+    assert norm.outputs[0] in graph.roots()

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from error_texts import raises
 
 from compiler.contract.attrs import Attrs
 from compiler.contract.errors import CompileError
@@ -116,12 +117,12 @@ def test_an_output_of_the_same_name_is_refused(sketch):
     job = Job(sketch)
     outputs = (*job.graph.outputs, Output("skipped", job.graph.outputs[0].value))
     job.graph = type(job.graph)(job.graph.nodes, job.graph.types, outputs)
-    with pytest.raises(CompileError, match="the job returns 'skipped'"):
+    with raises(CompileError):
         autodiff.skip_updates(job.graph)
 
 
 def test_an_update_that_cannot_be_dropped_is_refused(sketch, monkeypatch):
     job = Job(sketch)
     monkeypatch.setattr(autodiff.update, "_cells", {})
-    with pytest.raises(CompileError, match="sgd_update cannot be dropped"):
+    with raises(CompileError):
         autodiff.skip_updates(job.graph)

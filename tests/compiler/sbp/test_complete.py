@@ -21,6 +21,7 @@ UNSAID = {
     "argmax": "over one element the answer is always 0",
     "attention": "values split within a head, or shares of them, are nobody's",
     "batch_norm": "shares of weights are nobody's",
+    "batch_norm_grad": "shares of dy are summed before its statistics, at the price of dx after it",
     "cast": "shares of integers become integers without a word about overflow",
     "cross_entropy_rows": "of one class the loss is always 0",
     "dropout": "of one element that is kept, or not, for more than one seed",

@@ -100,6 +100,7 @@ MESHES = [
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", JOBS)
 def test_ranks_together_do_the_step_of_one(name, mesh):
@@ -129,7 +130,7 @@ CUT_BY_THREE = [
 )
 def test_parts_of_any_shape_draw_what_the_whole_draws(draw, shape, cut):
     mesh = Mesh(("data", "a", "b"), (2, 2, 2))
-    words = tuple((name, str(Split(axis))) for name, axis in zip(mesh.names, cut, strict=True))
+    words = tuple((name, Split(axis)) for name, axis in zip(mesh.names, cut, strict=True))
 
     @af.job(optimizer=af.optim.SGD(0.1))
     def train(model, batch):

@@ -65,6 +65,7 @@ def graph_of(name):
     return step_graph(train, MODELS[name](), {"x": TensorType(DType.FLOAT32, (6, 4, 3))})
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_loops_over_rows_of_a_batch_are_those_of_the_whole(name, mesh):

@@ -31,8 +31,8 @@ def layouts_of(mesh, source, target):
         SbpChoice(
             (before, after),
             (
-                CandidateSignature(SbpSignature((), (before,)), -1),
-                CandidateSignature(SbpSignature((after,), (after,)), -1),
+                CandidateSignature(SbpSignature((), (before,))),
+                CandidateSignature(SbpSignature((after,), (after,))),
             ),
             0.0,
         )
@@ -104,6 +104,12 @@ def test_a_largest_share_becomes_the_maximum_or_a_part_of_it():
         np.testing.assert_allclose(joined(made, mesh, (target,)), array, atol=1e-12)
 
 
+def sent_bytes(type_, source, target, mesh):
+    """Return the bytes of the cheapest way, over links whose time is all that counts."""
+    wires = (MeshLink(1e-9, 0.0),) * len(mesh)
+    return cheapest_boxing(type_, source, target, mesh, wires)[0] * 1e-9
+
+
 @pytest.mark.parametrize("parts", [2, 3, 4, 8])
 def test_a_rank_sends_what_it_sends_in_a_ring(parts):
     type_ = TensorType(DType.FLOAT32, (24, 48, 8))
@@ -113,22 +119,17 @@ def test_a_rank_sends_what_it_sends_in_a_ring(parts):
         (S0, S1): share / parts, (B, S0): 0, (B, P): 0, (S1, P): 0,
     }  # fmt: skip
     for (source, target), wanted in ring.items():
-        _, steps = cheapest_boxing(type_, (source,), (target,), (parts,), (MeshLink(),))
-        assert sum(step.sent_bytes for step in steps) == pytest.approx(wanted)
+        sent = sent_bytes(type_, (source,), (target,), (parts,))
+        assert sent == pytest.approx(wanted, abs=1e-3)
 
 
 def test_what_two_axes_split_alike_is_gathered_before_the_outer_one_moves():
     type_ = TensorType(DType.FLOAT32, (8, 8))
-    _, steps = cheapest_boxing(type_, (B, S0), (S0, S0), (2, 2), (MeshLink(), MeshLink()))
-    assert [(step.axis, step.old, step.new) for step in steps] == [
-        (1, S0, B),
-        (0, B, S0),
-        (1, B, S0),
-    ]
+    _, way = cheapest_boxing(type_, (B, S0), (S0, S0), (2, 2), (MeshLink(), MeshLink()))
+    assert way == ((B, B), (S0, B), (S0, S0))
 
 
 def test_sums_over_two_axes_are_scattered_first():
     type_ = TensorType(DType.FLOAT32, (1 << 20, 8))
-    _, steps = cheapest_boxing(type_, (P, P), (B, B), (4, 4), (MeshLink(), MeshLink()))
     whole = 2 * 2 * type_.size_bytes * 3 / 4
-    assert sum(step.sent_bytes for step in steps) < 0.7 * whole
+    assert sent_bytes(type_, (P, P), (B, B), (4, 4)) < 0.7 * whole

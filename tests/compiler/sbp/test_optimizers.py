@@ -1,6 +1,7 @@
 """Every optimizer with its parameters and state in parts: what ranks write is what one writes."""
 
 import pytest
+from error_texts import raises
 from rank_jobs import check_step, laid_out, step_graph
 
 import actorflow as af
@@ -80,6 +81,7 @@ def graph_of(name):
     return step_graph(job_of(name), model, SPEC)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_parts_of_parameters_are_updated_as_the_whole(name, mesh):
@@ -91,7 +93,7 @@ def test_parts_of_parameters_are_updated_as_the_whole(name, mesh):
 
 def test_an_update_that_reads_whole_tensors_takes_no_parts_as_it_stands():
     graph = step_graph(job_of("muon"), Matrices(), SPEC, is_staged=False)
-    with pytest.raises(CompileError, match=r"It writes over parameter 'up.weight', which it"):
+    with raises(CompileError):
         laid_out(graph, Mesh(("zero",), (2,)))
 
 

@@ -14,6 +14,7 @@ import actorflow as af
 from actorflow.compile.hardware import hardware_for
 from actorflow.data import ArraySource
 from actorflow.distributed.agreed_plan import plans_of_classes
+from actorflow.options.run_spec import PlanOptions
 from compiler.contract.placement import HOST
 from compiler.contract.sbp import shard_range
 from compiler.contract.types import DType, TensorType
@@ -123,7 +124,7 @@ def test_classes_of_ranks_have_the_plans_that_they_would_compile(axes, most, is_
     data = ArraySource({name: np.zeros((8, 6), np.int32) for name in "xy"}, batch=4)
     evaluation = af.Evaluation(valid, data, every=2, batches=2) if is_evaluated else None
     model = Cut(11, seq=6, width=8, layers=2)
-    asked = train._asked(train.ranks(0), model, spec, None, evaluation, "raise")
+    asked = train._spec(model, spec, PlanOptions(evaluation=evaluation), train.ranks(0))
     ranks = plans_of_classes(asked)
     assert len(ranks.plans) <= most
     for rank, number in enumerate(ranks.class_of):

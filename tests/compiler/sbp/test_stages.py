@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -144,7 +145,7 @@ def test_values_that_flow_down_are_refused_with_both_lines():
 def test_more_stages_than_ranks_are_refused_and_more_ranks_than_stages():
     text, lines = refused(lambda model, batch: 0 * halves(model, batch), num_stages=3)
     assert len(lines) == 1
-    assert "3 ranks, and nothing of the job is on stage 2" in text
+    assert "3 ranks, and the job has no op on stage 2" in text
 
     def job(model, batch):
         with af.stage(0):
@@ -159,12 +160,12 @@ def test_more_stages_than_ranks_are_refused_and_more_ranks_than_stages():
 
 @pytest.mark.parametrize("number", [-1, 1.0, True, "1", None])
 def test_a_stage_that_is_no_number_is_refused(number):
-    with pytest.raises(CompileError, match=r"test_stages.py:\d+: a stage is an integer of 0"):
+    with raises(CompileError):
         af.stage(number)
 
 
 def test_a_region_outside_of_a_job_is_refused():
-    with pytest.raises(CompileError, match=r"test_stages.py:\d+: af.stage\(1\) cuts a job"):
+    with raises(CompileError):
         af.stage(1).__enter__()
 
 
@@ -177,5 +178,5 @@ def test_a_loop_has_one_stage():
         total, _ = af.scan(step, batch.x[0] * 0, batch.x)
         return model.upper(model.lower(total.reshape(1, 6))).mean()
 
-    with pytest.raises(CompileError, match="runs on one stage, and cannot move to another"):
+    with raises(CompileError):
         traced(job)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from error_texts import raises
 from graphs import descend, variable
 from jobs import GPT
 from lowered_ranks import graphs_of, laid_out, ordered, plan_of
@@ -144,8 +145,8 @@ def test_what_the_next_layer_reads_goes_alone_and_in_the_order_of_layers():
     turns = schedule_collectives(graph, {"data": 1e9})
     orders = [node.attrs["order"] for node in collectives(with_schedule(graph, turns))]
     assert orders == sorted(orders)
-    assert len({turn.bucket for turn in turns.values()}) == 5
-    assert {turns[i].when for i in range(4)} == {BLOCKING}
+    assert len({turn["bucket"] for turn in turns.values()}) == 5
+    assert {turns[i]["when"] for i in range(4)} == {BLOCKING}
 
 
 def test_metrics_of_a_job_that_trains_wait_for_nobody():
@@ -155,19 +156,19 @@ def test_metrics_of_a_job_that_trains_wait_for_nobody():
     descend(b, loss, [w])
     b.outputs = [Output("loss", b.emit_one(ADD, *[summed(b, loss, 0)] * 2))]
     turns = schedule_collectives(autodiff.differentiate(b.freeze()), {})
-    assert turns[0].when == DEFERRED
+    assert turns[0]["when"] == DEFERRED
 
 
 @pytest.mark.parametrize("least", [0.0, 300.0, 1e9])
 def test_buckets_are_numbered_in_the_order_and_as_large_as_the_links_ask(local, least):
     turns = sorted(
-        schedule_collectives(local, {"zero": least}).values(), key=lambda turn: turn.order
+        schedule_collectives(local, {"zero": least}).values(), key=lambda turn: turn["order"]
     )
-    assert [turn.order for turn in turns] == list(range(len(turns)))
+    assert [turn["order"] for turn in turns] == list(range(len(turns)))
     for one, other in pairwise(turns):
-        assert other.bucket in (one.bucket, one.bucket + 1)
+        assert other["bucket"] in (one["bucket"], one["bucket"] + 1)
     if least == 1e9:
-        assert len({t.bucket for t in turns if t.when == PREFETCH}) == 1
+        assert len({t["bucket"] for t in turns if t["when"] == PREFETCH}) == 1
 
 
 def test_numbers_are_sorted_as_far_as_pairs_allow_it():
@@ -204,5 +205,5 @@ def test_ranks_whose_parts_differ_may_use_other_numbers_of_streams(local):
     other = replace(plan, options=tuple(options.items()))
     assert verify_ranks(RankPlans(ZERO, (plan, other), (0, 1))).num_ranks == 2
     changed = replace(plan, options=tuple((options | {"accumulate": 3}).items()))
-    with pytest.raises(CompileError, match="accumulate"):
+    with raises(CompileError):
         verify_ranks(RankPlans(ZERO, (plan, changed), (0, 1)))

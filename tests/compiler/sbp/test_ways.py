@@ -6,7 +6,6 @@ from rank_graphs import OPS, ROWS, parts_of, run_ranks, types_of, whole_of
 
 from compiler.contract.attrs import Attrs
 from compiler.contract.placement import Mesh
-from compiler.contract.sbp import local_slices, splits_of
 from compiler.graph.columns import LocalCall
 from compiler.graph.graph import UNKNOWN_SOURCE, GraphBuilder, Node
 from compiler.graph.registry import infer_type, reference
@@ -35,23 +34,12 @@ def check(row, parts, way, rng):
     cut = [parts_of(x, word, parts, rng) for x, word in zip(arrays, words.inputs, strict=True)]
     graphs, feeds, results = [], [], []
     for rank in range(parts):
-
-        def slices(types, side, rank=rank):
-            pairs = zip(types, side, strict=True)
-            return tuple([local_slices(t.shape, (w,), (parts,), (rank,)) for t, w in pairs])
-
         b = GraphBuilder()
         own = [part[rank] for part in cut]
         given = tuple([b.emit_one(INPUT, name="x", dtype=x.dtype.name, shape=x.shape) for x in own])
-        given_slices, made_slices = slices(inputs, words.inputs), slices(outputs, words.outputs)
         mesh = Mesh(("ranks",), (parts,))
-        splits = [
-            tuple([splits_of((word,), mesh) for word in side])
-            for side in (words.inputs, words.outputs)
-        ]
-        more = (*splits, mesh, (rank,))
-        call = LocalCall(node, given, inputs, outputs, given_slices, made_slices, *more)
-        results.append(emit_part(b, call, [(0, way)], all_reduce))
+        call = LocalCall(node, given, inputs, outputs, (words,), mesh, (rank,))
+        results.append(emit_part(b, call, [way], all_reduce))
         graphs.append(b.freeze())
         feeds.append(dict(zip(given, own, strict=True)))
     values = run_ranks(graphs, feeds, mesh)

@@ -107,6 +107,7 @@ def early_writes(ranks):
     return early
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("name", MESHES)
 def test_a_write_waits_for_the_data_of_all_ranks(name, every):

@@ -3,6 +3,7 @@
 from unittest.mock import patch
 
 import pytest
+from error_texts import raises
 from staged_plans import Layers, computing, most_under_way, runs_of, staged_plans
 
 import actorflow as af
@@ -69,6 +70,7 @@ def test_plans_of_stages_have_no_races_and_never_wait_for_each_other(num_stages,
         time_of(plans, 3 * every, jitter=0.9, seed=seed, transfer_ns=100)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("given", [{}, {"clip_norm": 1.0}, {"skips": True}])
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("is_frozen", [False, True])
@@ -91,7 +93,7 @@ def test_what_all_stages_make_together_waits_for_all_that_the_batch_hands_on():
     model = Layers(3, without=1)
     with patch.object(order, "is_over_stages", lambda node: False):
         plans = staged_plans(model, 3, 1, clip_norm=1.0)
-    with pytest.raises(InternalError, match=r"wait for each other for ever.*the script is not at"):
+    with raises(InternalError):
         verify_ranks(RankPlans(Mesh(("stage",), (3,)), tuple(plans), tuple(range(3))))
 
 
@@ -148,5 +150,5 @@ def test_a_variable_that_both_ways_touch_is_handed_on_in_turn():
         _, runs = time_of(in_turn, 4)
         assert most_under_way(in_turn[0], runs[0]) == 1
         lost = patch.object(actor_graph, "_turns", lambda program: [])
-        with lost, pytest.raises(InternalError, match="reads 'batches' as it is before"):
+        with lost, raises(InternalError):
             plans()

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from error_texts import raises
 from graphs import Target, made_up, weighted_sum
 
 from compiler.contract.errors import InternalError
@@ -42,8 +43,8 @@ def turned(row, one=0, other=1):
     return tuple(entries)
 
 
-def refused(plan, words):
-    with pytest.raises(InternalError, match=rf"copy_block of 'w0 to v2' \(.*\) {words}"):
+def refused(plan):
+    with raises(InternalError):
         verify_plan(plan)
 
 
@@ -55,34 +56,33 @@ def test_a_plan_with_snapshots_is_proven(plan):
 def test_variables_that_change_places_under_their_versions_are_refused(plan):
     (copy,) = actor_of(plan).launches
     changed = with_copy(plan, inputs=turned(copy.inputs), reads=turned(copy.reads))
-    refused(changed, "has copies that do not lie as the tensors do")
+    refused(changed)
     both = {name: turned(getattr(copy, name)) for name in ("inputs", "reads", "outputs", "writes")}
-    refused(with_copy(plan, **both), "has copies that are not one after another")
+    refused(with_copy(plan, **both))
 
 
 @pytest.mark.parametrize("more", [-4, 4, 1 << 40])
 def test_bytes_that_its_tensors_do_not_take_are_refused(plan, more):
     (copy,) = actor_of(plan).launches
     size = dict(copy.attrs)["size_bytes"]
-    words = f"moves other bytes than the {size} that"
-    refused(with_copy(plan, attrs=(("size_bytes", size + more),)), words)
-    refused(with_copy(plan, attrs=()), words)
+    refused(with_copy(plan, attrs=(("size_bytes", size + more),)))
+    refused(with_copy(plan, attrs=()))
 
 
 def test_a_tensor_that_is_read_and_not_left_is_refused(plan):
     (copy,) = actor_of(plan).launches
-    refused(with_copy(plan, outputs=copy.outputs[:-1], writes=copy.writes[:-1]), "has another num")
-    refused(with_copy(plan, inputs=(), outputs=(), reads=(), writes=()), "has another number")
+    refused(with_copy(plan, outputs=copy.outputs[:-1], writes=copy.writes[:-1]))
+    refused(with_copy(plan, inputs=(), outputs=(), reads=(), writes=()))
 
 
 def test_what_lies_between_copies_is_not_written_over(plan):
     (copy,) = actor_of(plan).launches
     first = plan.views[copy.outputs[0]]
     between = View(first.register, first.type.size_bytes, TensorType(DType.UINT8, (4,)), (1,))
-    refused(replace(plan, views=(*plan.views, between)), "writes over what lies between")
+    refused(replace(plan, views=(*plan.views, between)))
     without = {name: getattr(copy, name)[1:] for name in ("inputs", "reads", "outputs", "writes")}
     left_out = with_copy(plan, **{k: (getattr(copy, k)[0], *v[1:]) for k, v in without.items()})
-    refused(left_out, "writes over what lies between")
+    refused(left_out)
 
 
 def test_tensors_with_gaps_are_refused(plan):
@@ -90,7 +90,7 @@ def test_tensors_with_gaps_are_refused(plan):
     view = plan.views[copy.inputs[0]]
     across = replace(view, type=TensorType(view.type.dtype, (5, 3)), strides_bytes=(4, 20))
     changed = with_copy(plan, inputs=(len(plan.views), *copy.inputs[1:]))
-    refused(replace(changed, views=(*plan.views, across)), "copies what has gaps")
+    refused(replace(changed, views=(*plan.views, across)))
 
 
 def test_registers_of_several_slots_are_refused(plan):
@@ -99,11 +99,11 @@ def test_registers_of_several_slots_are_refused(plan):
     registers = list(plan.registers)
     at = registers[number].offsets_bytes[0]
     registers[number] = replace(registers[number], num_slots=2, offsets_bytes=(at, at))
-    refused(replace(plan, registers=tuple(registers)), "lies in registers of several slots")
+    refused(replace(plan, registers=tuple(registers)))
 
 
 def test_what_reads_two_memories_or_fills_two_registers_is_refused(plan):
     (copy,) = actor_of(plan).launches
     (fetch,) = actor_of(plan, "snapshot.fetch").launches
     outputs = (*copy.outputs[:-1], fetch.outputs[-1])
-    refused(with_copy(plan, outputs=outputs), "reads several arenas, or fills several registers")
+    refused(with_copy(plan, outputs=outputs))

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from error_texts import raises
 
 from compiler.contract.errors import InternalError
 from compiler.verify.places import LoopCarried, LoopCarriedCount, LoopCarriedRead, ReadTime
@@ -60,14 +61,14 @@ def test_a_read_at_the_right_firing_passes(when, repetitions, firings):
 
 @pytest.mark.parametrize(("when", "repetitions", "firings"), WRONG)
 def test_a_read_at_another_firing_names_launch_line_and_counts(when, repetitions, firings):
-    with pytest.raises(InternalError, match=r"\(matmul, train.py:7\) of 'reader' reads 'w' as it"):
+    with raises(InternalError):
         play(when, repetitions, firings)
 
 
 def test_who_reads_between_steps_reads_all_writers_after_the_same_step():
     both = (WRITER, OTHER)
     play(ReadTime.BETWEEN, (1, 2, 2), [W, X, R, W, X], both)
-    with pytest.raises(InternalError, match="1 firings of it and 2 of 'writer'"):
+    with raises(InternalError):
         play(ReadTime.BETWEEN, (1, 2, 2), [W, X, W, R, X], both)
 
 
@@ -77,5 +78,5 @@ def test_state_is_written_at_one_rate_and_scratch_at_one():
     LoopCarriedCount(plan, LoopCarried((), right), (1, 2, 1))
     for index, actor in ((2, WRITER), (3, OTHER)):
         wrong = tuple([(i, actor if i == index else a) for i, a in right])
-        with pytest.raises(InternalError, match=rf"writes variable 'v{index}' \d times"):
+        with raises(InternalError):
             LoopCarriedCount(plan, LoopCarried((), wrong), (1, 2, 1))

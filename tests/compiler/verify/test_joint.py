@@ -1,11 +1,10 @@
 """Plans of several ranks together: what is refused by name, and the same as all states say."""
 
-import re
 from dataclasses import replace
 from itertools import pairwise
 
-import pytest
 import tiers
+from error_texts import raises
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from plans import with_register
@@ -34,18 +33,11 @@ GRID = Mesh(("data", "model"), (2, 2))
 FOUR = Mesh(("data",), (4,))
 
 
-OURS = (
-    ". All ranks have the same job and options, so the script is not at fault (this is a bug in"
-    " actorflow: please report it)"
-)
-
-
 def refused(mesh, plans, class_of=None, error=InternalError):
-    """Return the message with which ranks are refused."""
+    """Expect that the plans of ranks are refused."""
     class_of = range(len(plans)) if class_of is None else class_of
-    with pytest.raises(error) as caught:
+    with raises(error):
         verify_ranks(RankPlans(mesh, tuple(plans), tuple(class_of)))
-    return str(caught.value)
 
 
 def test_ranks_with_one_plan_fit_together_and_are_played_as_one():
@@ -78,17 +70,11 @@ def test_what_a_stage_sends_the_next_one_receives():
     second = chain_plan(sent(0, 0, op="receive", group="stage"), sent(1, 0, group="stage"))
     assert verify_ranks(RankPlans(mesh, (first, second), (0, 0, 1, 1))).num_kinds == 2
     longer = chain_plan(sent(0, 0, 5, op="receive", group="stage"), sent(1, 0, group="stage"))
-    assert refused(mesh, (first, longer), (0, 0, 1, 1)) == (
-        "rank 0 comes to send #0 of 'w' (model.py:10) with float32[4] where rank 2 comes to receive"
-        f" #0 of 'w' (model.py:10) with float32[5]{OURS}"
-    )
+    refused(mesh, (first, longer), (0, 0, 1, 1))
     silent = chain_plan(sent(0, 0, op="receive", group="stage"))
-    assert "send #1" not in refused(mesh, (first, silent), (0, 0, 1, 1))
-    assert "with rank 2, which sends nothing there" in refused(mesh, (first, silent), (0, 0, 1, 1))
+    refused(mesh, (first, silent), (0, 0, 1, 1))
     swapped = chain_plan(sent(1, 0, group="stage"), sent(0, 0, op="receive", group="stage"))
-    assert refused(mesh, (first, swapped), (0, 0, 1, 1)).startswith(
-        "the ranks wait for each other for ever: send #0 of 'w' (model.py:10) of ranks 0, 2 waits"
-    )
+    refused(mesh, (first, swapped), (0, 0, 1, 1))
 
 
 # -- mutants -------------------------------------------------------------------------------------
@@ -98,109 +84,66 @@ GOOD = chain_plan(reduced(0, name="a"), reduced(1, 6, name="b"), reduced(2, name
 
 def test_two_collectives_swapped_on_one_rank_are_named():
     swapped = chain_plan(reduced(0, name="a"), reduced(2, name="c"), reduced(1, 6, name="b"))
-    assert refused(PAIR, (GOOD, swapped)) == (
-        "rank 1 comes to all_reduce #2 of 'c' (model.py:12) where rank 0 comes to all_reduce #1 of"
-        f" 'b' (model.py:11), as collective 2 of their group along 'data'{OURS}"
-    )
+    refused(PAIR, (GOOD, swapped))
 
 
 def test_a_bucket_of_another_size_is_named():
     other = chain_plan(reduced(0, name="a"), reduced(1, 7, name="b"), reduced(2, name="c"))
-    assert refused(PAIR, (GOOD, other)).startswith(
-        "rank 1 comes to all_reduce #1 of 'b' (model.py:11) with float32[7] by sum over 2 ranks,"
-        " and rank 0 with float32[6] by sum over 2 ranks. "
-    )
+    refused(PAIR, (GOOD, other))
 
 
 def test_buckets_cut_elsewhere_are_named():
     other = chain_plan((reduced(0, name="a"), reduced(1, 6, name="b")), reduced(2, name="c"))
-    assert refused(PAIR, (GOOD, other)).startswith(
-        "rank 1 comes to all_reduce #1 of 'b' (model.py:11) where rank 0 comes to nothing more"
-    )
+    refused(PAIR, (GOOD, other))
     fewer = chain_plan(reduced(0, name="a"), reduced(1, 6, name="b"))
-    assert refused(PAIR, (GOOD, fewer)).startswith(
-        "rank 0 comes to all_reduce #2 of 'c' (model.py:12) as collective 3 of their group along"
-        " 'data', where rank 1 comes to no more. "
-    )
+    refused(PAIR, (GOOD, fewer))
 
 
 def test_another_group_another_reduction_and_other_elements_are_named():
     across = chain_plan(reduced(0), reduced(1, group="model"))
-    assert refused(GRID, (across, chain_plan(reduced(0), reduced(1))), (0, 0, 0, 1)).startswith(
-        "rank 3 comes to all_reduce #1 of 'w' (model.py:11) as collective 2 of their group along"
-        " 'data', where rank 1 comes to no more. "
-    )
+    refused(GRID, (across, chain_plan(reduced(0), reduced(1))), (0, 0, 0, 1))
     largest = with_moves(GOOD, "comm.0", reduced(0, attrs=(("by", "max"),)))
-    assert "float32[4] by max" in refused(PAIR, (GOOD, largest))
+    refused(PAIR, (GOOD, largest))
     silent = with_moves(GOOD, "comm.0", reduced(0, attrs=()))
-    with pytest.raises(InternalError, match="does not say whom it meets, and with what: 'by'"):
+    with raises(InternalError):
         verify_ranks(RankPlans(PAIR, (GOOD, silent), (0, 1)))
 
 
 def test_a_group_of_another_size_is_named():
-    assert refused(FOUR, (GOOD,), (0,) * 4, CompileError) == (
-        "all_reduce #0 of 'a' (model.py:10) is over 2 ranks along 'data', where rank 0 is with 3"
-        " others; compile the job for this mesh"
-    )
-    message = refused(Mesh(("x",), (2,)), (GOOD,), (0, 0), CompileError)
-    assert "has no axis 'data'; its axes are: 'x'" in message
+    refused(FOUR, (GOOD,), (0,) * 4, CompileError)
+    refused(Mesh(("x",), (2,)), (GOOD,), (0, 0), CompileError)
 
 
 def test_parts_that_do_not_add_up_are_named():
     wrong = [chain_plan(gathered(0, 5, rows)) for rows in (3, 3)]
-    assert refused(PAIR, wrong).startswith(
-        "the parts of all_gather #0 of 'w' (model.py:10) have 6 of the 5 rows of float32[5, 2]"
-        " along axis 0: 3 on rank 0, 3 on rank 1. "
-    )
+    refused(PAIR, wrong)
 
 
 def test_a_foreign_plan_is_named():
     other = replace(GOOD, name="other")
-    assert refused(PAIR, (GOOD, other), None, CompileError).startswith(
-        "rank 1 runs job 'other' where rank 0 runs job 'job'; do all ranks run the same script"
-    )
+    refused(PAIR, (GOOD, other), None, CompileError)
     changed = replace(GOOD, graph_hash="of another script")
-    assert refused(PAIR, (GOOD, changed), None, CompileError).startswith(
-        "rank 1 runs another job 'job' than rank 0: what was traced there is not the same; "
-    )
+    refused(PAIR, (GOOD, changed), None, CompileError)
     twice = replace(GOOD, options=(("accumulate", 2),))
-    assert refused(PAIR, (GOOD, twice), None, CompileError).startswith(
-        "ranks run job 'job' differently: accumulate= is 2 on rank 1 and none on rank 0; do all"
-    )
+    refused(PAIR, (GOOD, twice), None, CompileError)
     skips = replace(GOOD, options=(("skips_broken_steps", True),))
-    assert "on_nan= is 'skip' on rank 1 and none on rank 0" in refused(
-        PAIR, (GOOD, skips), None, CompileError
-    )
+    refused(PAIR, (GOOD, skips), None, CompileError)
     held = replace(GOOD, options=(("evaluation", "of another script"),))
-    message = refused(PAIR, (GOOD, held), None, CompileError)
-    assert message.endswith(
-        "do all ranks run the same script with the same options, and the same version?"
-    )
+    refused(PAIR, (GOOD, held), None, CompileError)
     meant = replace(GOOD, options=(("mesh", (("data", 3),)),))
-    assert refused(PAIR, (meant,), (0, 0), CompileError) == (
-        "the plan of rank 0 is for a mesh of data=3, and the ranks are a mesh of data=2; compile"
-        " the job for this mesh"
-    )
+    refused(PAIR, (meant,), (0, 0), CompileError)
 
 
 def test_plans_of_one_job_that_do_not_fit_are_no_fault_of_the_user():
     """Whoever reads it is told what may be left out until it is mended."""
     options = (("accumulate", 2), ("clip_norm", 1.0), ("recompute", "auto"), ("num_streams", 1))
     swapped = chain_plan(reduced(0, name="a"), reduced(2, name="c"), reduced(1, 6, name="b"))
-    message = refused(PAIR, [replace(plan, options=options) for plan in (GOOD, swapped)])
-    assert message.endswith(
-        "so the script is not at fault; until it is mended, try it without one of accumulate=,"
-        " clip_norm= (this is a bug in actorflow: please report it)"
-    )
+    refused(PAIR, [replace(plan, options=options) for plan in (GOOD, swapped)])
 
 
 def test_plans_for_too_few_or_unknown_ranks_are_refused():
-    assert "a mesh of data=2 has 2 ranks, and there are plans for 1" in refused(
-        PAIR, (GOOD,), None, CompileError
-    )
-    assert "rank 1 is of class 1, and there are 1 plans" in refused(
-        PAIR, (GOOD,), (0, 1), CompileError
-    )
+    refused(PAIR, (GOOD,), None, CompileError)
+    refused(PAIR, (GOOD,), (0, 1), CompileError)
 
 
 def test_a_dropped_slot_is_named():
@@ -209,13 +152,7 @@ def test_a_dropped_slot_is_named():
     plan = plan_of_rows(rows, edges)
     verify_ranks(RankPlans.same(plan, PAIR))
     dropped = with_register(plan, "one>sum", num_slots=1, offsets_bytes=(0,))
-    message = refused(PAIR, (plan, dropped))
-    assert message.startswith("the ranks wait for each other for ever: ")
-    assert (
-        "all_reduce #0 of 'w' (model.py:10) of ranks 0, 1 waits for 1 free slots of register"
-        in (message)
-    )
-    assert "register 'one>sum' on rank 1, and so for 'sum' of rank 1" in message
+    refused(PAIR, (plan, dropped))
 
 
 def test_ranks_that_fire_at_other_rates_are_named():
@@ -224,9 +161,7 @@ def test_ranks_that_fire_at_other_rates_are_named():
         plan_of_rows(rows, [(0, 1), (1, 2, slots, 1, slots), (0, 2, slots, 1, slots)])
         for slots in (2, 3)
     ]
-    assert refused(PAIR, plans).startswith(
-        "the ranks do not fire equally often: register 'one>two'"
-    )
+    refused(PAIR, plans)
 
 
 def test_collectives_whose_order_a_plan_leaves_open_are_named():
@@ -234,15 +169,10 @@ def test_collectives_whose_order_a_plan_leaves_open_are_named():
         Row("data"), Row("one", (reduced(0, name="a"),), "comm"),
         Row("two", (reduced(1, name="b"),), "comm"),
     ]  # fmt: skip
-    message = refused(PAIR, (plan_of_rows(rows, [(0, 1), (0, 2)]),), (0, 0))
-    assert message.startswith(
-        "plan 'job' does not say which comes first on stream 'comm', all_reduce #0 of 'a'"
-        " (model.py:10) or all_reduce #1 of 'b' (model.py:11): "
-    )
-    assert "between their actors 'one' and 'two' is missing" in message
+    refused(PAIR, (plan_of_rows(rows, [(0, 1), (0, 2)]),), (0, 0))
     # So does the next step's first one, where nothing holds it back.
     open_ = plan_of_rows(rows, [(0, 1), (1, 2, 2)])
-    assert "does not say which comes first" in refused(PAIR, (open_,), (0, 0))
+    refused(PAIR, (open_,), (0, 0))
     verify_ranks(RankPlans.same(plan_of_rows(rows, [(0, 1), (1, 2), (0, 2)]), PAIR))
 
 
@@ -254,11 +184,7 @@ def test_ranks_without_one_order_of_all_groups_are_named():
     ]
     class_of = (1, 0, 0, 0)
     assert not RankSearch(GRID, (one, other), class_of).is_stuck([(1,) * 6] * 4)
-    assert refused(GRID, (one, other), class_of) == (
-        "the ranks have no order of their collectives in common: rank 1 comes to all_reduce #0 of"
-        " 'a' (model.py:10) before all_reduce #1 of 'b' (model.py:11), rank 0 comes to all_reduce"
-        f" #1 of 'b' (model.py:11) before all_reduce #0 of 'a' (model.py:10){OURS}"
-    )
+    refused(GRID, (one, other), class_of)
 
 
 def test_training_and_evaluation_have_an_order_each():
@@ -273,8 +199,7 @@ def test_training_and_evaluation_have_an_order_each():
         return plan_of_rows(rows, [*pairwise(range(len(rows))), (0, len(rows) - 1)])
 
     assert verify_ranks(RankPlans.same(plan_of(0, 1), PAIR)).num_actors == 5
-    message = refused(PAIR, (plan_of(0, 1), plan_of(0, 1, size=5)))
-    assert "#0 of 'evaluated' (model.py:10) with float32[5]" in message
+    refused(PAIR, (plan_of(0, 1), plan_of(0, 1, size=5)))
     # One stage's steps have a number that the other's have not; evaluations are met in by all.
     columns = Mesh(("data", "stage"), (2, 2))
     stages = plan_of(0, 3), plan_of(2, 3)
@@ -283,10 +208,7 @@ def test_training_and_evaluation_have_an_order_each():
 
 def test_two_collectives_of_one_number_are_refused():
     plan = chain_plan(reduced(0), reduced(1), reduced(0, name="again"))
-    assert refused(PAIR, (plan,), (0, 0), InternalError).startswith(
-        "two collectives of plan 'job' are number 0 of their group along 'data', the second one is"
-        " all_reduce #0 of 'again' (model.py:10)"
-    )
+    refused(PAIR, (plan,), (0, 0), InternalError)
 
 
 def test_a_circle_of_groups_that_agree_in_pairs_is_found():
@@ -294,9 +216,7 @@ def test_a_circle_of_groups_that_agree_in_pairs_is_found():
     orders = [(0, 1), (2, 0), (1, 3), (3, 2)]  # by rank; 0 and 3 along data, ...
     groups = {0: "model", 3: "model", 1: "data", 2: "data"}
     plans = [chain_plan(*[reduced(order, group=groups[order]) for order in own]) for own in orders]
-    message = refused(GRID, plans)
-    assert message.startswith("the ranks wait for each other for ever: ")
-    assert len(set(re.findall(r"all_reduce #(\d)", message))) == 4
+    refused(GRID, plans)
     good = [
         chain_plan(*sorted([reduced(o, group=groups[o]) for o in own], key=str)) for own in orders
     ]
@@ -307,8 +227,7 @@ def test_a_launch_that_does_not_say_whom_it_meets_is_refused():
     launch = GOOD.actors[2].launches[0]
     actors = list(GOOD.actors)
     actors[2] = replace(actors[2], launches=(replace(launch, attrs=()),))
-    message = refused(PAIR, (replace(GOOD, actors=tuple(actors)),), (0, 0))
-    assert "all_reduce of 'a' (model.py:10) does not say whom it meets, and with what" in message
+    refused(PAIR, (replace(GOOD, actors=tuple(actors)),), (0, 0))
 
 
 # -- all states ----------------------------------------------------------------------------------

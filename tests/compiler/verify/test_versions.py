@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
@@ -66,7 +67,7 @@ def test_a_launch_states_what_it_reads_and_writes(plan):
 def test_a_dropped_launch_in_place_is_found(plan):
     launches = list(chain_of(plan).launches)
     del launches[place_of(plan, "exp")]
-    with pytest.raises(InternalError, match=r"\(neg, .*\) of 'step' reads .* it holds version"):
+    with raises(InternalError):
         verify_plan(with_launches(plan, launches))
 
 
@@ -74,7 +75,7 @@ def test_two_launches_in_place_that_are_swapped_are_found(plan):
     launches = list(chain_of(plan).launches)
     i, j = place_of(plan, "exp"), place_of(plan, "neg")
     launches[i], launches[j] = launches[j], launches[i]
-    with pytest.raises(InternalError, match=r"launch \d+ \(neg, "):
+    with raises(InternalError):
         verify_plan(with_launches(plan, launches))
 
 
@@ -110,7 +111,7 @@ def test_two_producers_of_one_register_are_found(plan):
     snapshot = next(actor for actor in plan.actors if actor.name == "snapshot")
     two = replace(snapshot, outputs=(*snapshot.outputs, Port(edge.register, 1)))
     actors = tuple([two if a is snapshot else a for a in plan.actors])
-    with pytest.raises(InternalError, match="has two producers, 'step' and 'snapshot'"):
+    with raises(InternalError):
         verify_plan(replace(plan, actors=actors))
 
 
@@ -118,7 +119,7 @@ def test_a_version_with_two_makers_is_found(plan):
     launches = list(chain_of(plan).launches)
     i, j = place_of(plan, "exp"), place_of(plan, "neg")
     launches[j] = replace(launches[j], writes=launches[i].writes)
-    with pytest.raises(InternalError, match=r"\(neg, .*makes version \d+, and so does .*\(exp"):
+    with raises(InternalError):
         verify_plan(with_launches(plan, launches))
 
 
@@ -130,7 +131,7 @@ def test_results_that_lie_across_one_another_are_found(plan):
     below = replace(view, offset_bytes=64, type=TensorType(DType.FLOAT32, (7, 16)))
     launches[i] = replace(launches[i], outputs=(len(plan.views),))
     changed = with_launches(replace(plan, views=(*plan.views, below)), launches)
-    with pytest.raises(InternalError, match="leave gaps in it, in register"):
+    with raises(InternalError):
         verify_plan(changed)
 
 
@@ -141,12 +142,12 @@ def test_a_part_that_is_read_for_the_whole_and_another_part_are_found(plan):
     part = replace(view, type=TensorType(DType.FLOAT32, (7, 16)))
     plan = replace(plan, views=(*plan.views, part))
     launches[i] = replace(launches[i], inputs=(len(plan.views) - 1,))
-    with pytest.raises(InternalError, match=r"\(neg, .*reads a part of .*, and names the whole"):
+    with raises(InternalError):
         verify_plan(with_launches(plan, launches))
     named = VersionSlice(launches[i].reads[0], 64, part.strides_bytes)
     launches[i] = replace(launches[i], reads=(-1 - len(plan.parts),))
     plan = replace(plan, parts=(*plan.parts, named))
-    with pytest.raises(InternalError, match=r"\(neg, .*reads another part of .* than named"):
+    with raises(InternalError):
         verify_plan(with_launches(plan, launches))
 
 
@@ -174,7 +175,7 @@ def test_bytes_given_away_before_their_last_reader_are_found(
     options = CompileOptions("job", is_training=False)
     compile_graph(graph, fake_target, options)
     monkeypatch.setattr("compiler.storage.buffers.last_uses", first_uses)
-    with pytest.raises(InternalError, match=r"\(matmul, .*reads register .* for version"):
+    with raises(InternalError):
         compile_graph(graph, fake_target, options)
 
 
@@ -205,7 +206,7 @@ def test_an_update_before_a_reader_of_the_old_value_is_found(
     monkeypatch.setattr(fake_target.targets[0], "message_ns", 1.0)
     options = CompileOptions("job", num_streams=num_streams)
     plan = lower(updating(sketch, is_early=True), fake_target, options, "")
-    with pytest.raises((InternalError, RaceError), match=r"matmul.* reads (register )?'w'"):
+    with raises((InternalError, RaceError)):
         prove(plan)
 
 
@@ -234,7 +235,5 @@ def test_two_constants_of_one_version_are_refused(sketch, fake_target):
     ]
     wrong = with_launches(plan, launches)
     wrong = replace(wrong, constants=(first, replace(second, version=first.version)))
-    with pytest.raises(
-        InternalError, match=r"constant 1 makes version \d+, and so does constant 0"
-    ):
+    with raises(InternalError):
         verify_plan(wrong)

@@ -150,7 +150,7 @@ def changed(program, change, traces, readings, said, outputs):
             got = job.step(model, X)["output"].tolist()
             (line,) = said()
             assert f"job 'run' recompiled because {words}" in line
-            assert got == outputs(af.Job(job._function, job.options), model) != before
+            assert got == outputs(af.Job(job.function, job.options), model) != before
             counts = len(traces), len(readings)
             assert job.step(model, X)["output"].tolist() == got
             assert (len(traces), len(readings)) == counts

@@ -161,13 +161,13 @@ def digest(job, model):
 @given(st.lists(st.tuples(st.sampled_from(list(CHANGES)), st.integers(0, 3), st.integers(0, 1))))
 def test_after_any_changes_the_graph_is_that_of_a_fresh_trace(program, changes):
     module = program(ZOO)
-    job, model = af.Job(module.run._function, module.run.options), module.fresh()
+    job, model = af.Job(module.run.function, module.run.options), module.fresh()
     digest(job, model)
     for name, value, at in changes:
         there = nodes(module, model)
         CHANGES[name](module, there[at % len(there)], value)
         held = job._traces(model).newest(SPEC)
-        expected = digest(af.Job(job._function, job.options), model)
+        expected = digest(af.Job(job.function, job.options), model)
         assert held is None or held.digest == expected, f"the guard missed {name}"
         assert digest(job, model) == expected, f"the identity misses {name}"
         assert job._traces(model).newest(SPEC) is not None

@@ -107,7 +107,7 @@ def test_a_submodule_that_replaced_another_is_the_one_that_is_trained(program, s
     got, fresh = trained(job, model), module.Model()
     assert len(said()) == 1
     assert orphan.state()["weight"].tolist() == left
-    assert got == trained(af.Job(job._function, job.options), fresh)
+    assert got == trained(af.Job(job.function, job.options), fresh)
 
 
 def test_a_parameter_frozen_between_steps_stays(program, said):

@@ -157,4 +157,4 @@ def test_a_change_at_every_step_that_changes_nothing_is_named(program, model_tex
         module.run.step(module.model, X)
     module.run.close(module.model)
     (line,) = said()
-    assert "traced again and again because seen changed from" in line
+    assert "traced repeatedly because seen changed from" in line

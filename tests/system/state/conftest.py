@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 
 import actorflow as af
-from actorflow.compile.targets import HostTarget
 
 STEPS = 12
 OPTIONS = [{}, {"streams": 2}, {"accumulate": 2}, {"streams": 2, "accumulate": 2}]
 
 
 @pytest.fixture(params=OPTIONS, ids=str)
-def options(request, monkeypatch):
-    monkeypatch.setattr(HostTarget, "message_ns", 100.0)  # so that a tiny model has several chains
+def options(request, many_chains):
     return request.param
 
 

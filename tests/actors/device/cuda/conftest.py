@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from actors.device.cuda.device import CudaDevice
+from actors.kernels.common.kernel import KernelNeeds, KernelPlan
 from actors.kernels.cuda.calls import CopyBytes
 from compiler.contract.placement import Memory
 from tests.shared.recording_driver import RecordingDriver
@@ -16,8 +17,8 @@ class Given:
     def __init__(self, calls):
         self.calls = calls
 
-    def bind(self, attrs, inputs, outputs, workspace):
-        return self.calls
+    def plan(self, attrs, inputs, outputs):
+        return KernelPlan(KernelNeeds(), lambda *places: self.calls)
 
 
 @pytest.fixture
@@ -46,5 +47,5 @@ def copies(driver, make_device):
     block = device.allocate(64, 256, Memory.DEVICE)
     call = CopyBytes(block.address, block.address + 8, 8)
     device._kernels = {"copy": Given((call,))}
-    launches = tuple([device.bind("copy", {}, (), (), None) for _ in range(4)])
+    launches = tuple([device.bind("copy", {}, (), (), None, ()) for _ in range(4)])
     return SimpleNamespace(device=device, block=block, launches=launches)

@@ -32,7 +32,7 @@ def test_a_damaged_file_is_said_and_written_anew(tmp_path, caplog):
     choices.file.write_bytes(b"{" + choices.file.read_bytes()[1:-3])
     with caplog.at_level(logging.WARNING):
         assert ProductChoices(tmp_path, "a").get("product") is None
-    assert "products are timed anew" in caplog.text
+    assert "products are timed again" in caplog.text
     ProductChoices(tmp_path, "a").keep("product", OTHER)
     assert ProductChoices(tmp_path, "a").get("product") == OTHER
 

@@ -1,5 +1,8 @@
 """Graphs of cuDNN: believed where what they say is the record that they were made of."""
 
+import ctypes
+import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -7,6 +10,7 @@ from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from error_texts import raises
 from graphs_of_cudnn import RECORDS, B, H, S, conv, graph_of, record, tensor
 
 from actors.device.cuda import cudnn
@@ -176,14 +180,14 @@ def test_what_is_asked_of_the_frontend_is_the_record(frontend, name):
 
 def test_a_keyword_that_the_frontend_takes_without_a_word_is_an_error(frontend):
     frontend.more = {"right_bound": 0}
-    with pytest.raises(UnknownGraph, match="right_bound"):
+    with raises(UnknownGraph):
         Cudnn().describe(record(FORWARD))
 
 
 def test_a_mask_that_gets_lost_is_an_error(frontend):
     graph = graph_of(record(FORWARD, causal=False))
     frontend.pygraph = lambda **options: Lost(frontend, graph)
-    with pytest.raises(UnknownGraph, match="says that it is of"):
+    with raises(UnknownGraph):
         Cudnn().describe(record(FORWARD))
 
 
@@ -225,13 +229,8 @@ def test_sums_of_a_convolution_are_in_order_and_in_float32(frontend):
 
 def test_a_plan_over_the_workspace_is_an_error_that_says_what_and_how_to_mend_it(frontend):
     frontend.workspace_bytes = 4097
-    with pytest.raises(CudaError) as caught:
+    with raises(CudaError) as caught:
         Cudnn().choose(record(BACKWARD), 4096)
-    assert str(caught.value) == (
-        "cuDNN has no way to compute the gradient of attention of bfloat16 [2, 3, 64, 16] by 64"
-        " keys, 16, causal within 4,096 bytes of workspace; compile the job with ACTORFLOW_CUDNN=0,"
-        " which takes kernels of ours: RuntimeError: it needs 4,097"
-    )
     assert caught.value.call.startswith("cudnn")
     assert "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT" not in os.environ
 
@@ -246,7 +245,7 @@ def test_a_call_runs_on_its_stream_with_addresses_by_number(frontend):
     places = {1: 10, 2: 20, 3: 30, 4: 40, 5: 50}
     assert choice.graph.done[-1] == ("ran", places, 60, "handle")
     frontend.refuses = "no"
-    with pytest.raises(CudaError, match="a call of cuDNN failed: RuntimeError: no"):
+    with raises(CudaError):
         library.run(choice, (10, 20, 30, 40, 50), 60, 7)
     library.close()
     library.close()
@@ -324,7 +323,7 @@ def test_a_plan_that_is_damaged_or_anothers_is_built_anew_with_a_line_of_log(
     assert ("built",) in kept(tmp_path).choose(CALL, 4096).graph.done
     (line,) = [entry.getMessage() for entry in caplog.records]
     assert str(path) in line
-    assert line.endswith("not used: cuDNN builds its plan anew")
+    assert line.endswith("not used: cuDNN builds its plan again")
     caplog.clear()
     assert kept(tmp_path).choose(CALL, 4096).graph.done == []
     assert caplog.records == []
@@ -357,13 +356,13 @@ def test_a_plan_that_cannot_be_said_or_written_is_built_each_time(frontend, tmp_
 
 def test_what_the_frontend_refuses_is_told(frontend):
     frontend.refuses = "hidden_dim should be multiple of 8"
-    with pytest.raises(CudaError, match=r"cuDNN refuses attention of .*: ValueError: hidden_dim"):
+    with raises(CudaError):
         Cudnn().describe(record(FORWARD))
 
 
 def test_a_missing_package_is_told_with_what_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "cudnn", None)
-    with pytest.raises(DeviceError, match=r"pip install 'actorflow\[cudnn\]'.*ACTORFLOW_CUDNN=0"):
+    with raises(DeviceError):
         Cudnn()
 
 
@@ -378,7 +377,9 @@ def test_a_missing_package_is_told_with_what_installs_it(monkeypatch):
         (("cudnn", "cuda.bindings"), (10, 0), ""),
     ],
 )
-def test_plans_are_made_where_all_packages_are_and_new_enough(monkeypatch, there, version, words):
+def test_plans_are_made_where_all_packages_are_and_new_enough(
+    monkeypatch, put_library, there, version, words
+):
     """The packages of torch have a library of their own beside them."""
 
     def find_spec(name):
@@ -386,17 +387,16 @@ def test_plans_are_made_where_all_packages_are_and_new_enough(monkeypatch, there
             raise ModuleNotFoundError(name)
         return name if name in there else None
 
-    monkeypatch.setattr(cudnn.importlib.util, "find_spec", find_spec)
-    found = None if version is None else InstalledCudnn("", CudnnLibrary(version))
-    monkeypatch.setattr(cudnn, "installed", lambda: found)
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    put_library(version)
     assert cudnn.why_not() == words
     assert cudnn.can_run() is not bool(words)
     assert cudnn.library_here() == (None if words else CudnnLibrary(version))
 
 
-def test_a_plan_may_need_a_newer_library_than_the_one_here(monkeypatch):
-    monkeypatch.setattr(cudnn.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(cudnn, "installed", lambda: InstalledCudnn("", CudnnLibrary((9, 19))))
+def test_a_plan_may_need_a_newer_library_than_the_one_here(monkeypatch, put_library):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    put_library((9, 19))
     assert cudnn.why_not((9, 19)) == ""
     assert cudnn.why_not((9, 25)) == "the one here is 9.19, older than 9.25"
 
@@ -413,33 +413,45 @@ def folders(monkeypatch, tmp_path):
         (tmp_path / folder).mkdir()
         for file in files:
             (tmp_path / folder / file).touch()
-    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     cudnn.installed.cache_clear()
     yield tmp_path
     cudnn.installed.cache_clear()
 
 
-@pytest.mark.parametrize(("said", "version"), [(92801, (9, 28)), (91900, (9, 19)), (90501, (9, 5))])
+@pytest.fixture
+def put_library(folders, monkeypatch):
+    """Return a function that puts a library of a version, or None, into the path of the loader."""
+
+    def put(version, *names):
+        def load(path):
+            if version is None:
+                raise OSError(path)
+            major, minor = version
+            return SimpleNamespace(cudnnGetVersion=Function(10_000 * major + 100 * minor + 1))
+
+        paths = [str(folders / name) for name in names or ["whole"]]
+        monkeypatch.setenv("LD_LIBRARY_PATH", ":".join(paths))
+        monkeypatch.setattr(ctypes, "CDLL", load)
+
+    return put
+
+
+@pytest.mark.parametrize("version", [(9, 28), (9, 19), (9, 5)])
 @pytest.mark.parametrize(("folder", "kind"), [("whole", "whole one"), ("jit", "small one")])
 def test_which_library_is_here_is_what_it_says_and_what_lies_beside_it(
-    folders, monkeypatch, folder, kind, said, version
+    folders, put_library, folder, kind, version
 ):
     path = str(folders / folder / "libcudnn.so.9")
-    library = SimpleNamespace(cudnnGetVersion=Function(said))
-    monkeypatch.setattr(cudnn, "find_library", lambda name: path)
-    monkeypatch.setattr(cudnn.ctypes, "CDLL", {path: library}.__getitem__)
+    put_library(version, folder)
     found = cudnn.installed()
     assert found == InstalledCudnn(path, CudnnLibrary(version, is_jit=folder == "jit"))
     assert found.about.startswith(f"{version[0]}.{version[1]}, the {kind}")
     assert path in found.about
 
 
-def test_the_loaders_path_comes_before_packages(folders, monkeypatch):
-    monkeypatch.setattr(cudnn, "find_library", lambda name: str(folders / "whole" / name))
-    assert cudnn._library_path() == str(folders / "whole" / "libcudnn.so.9")
-    empty = folders / "empty"
-    monkeypatch.setenv("LD_LIBRARY_PATH", f":{empty}:{folders / 'loader'}")
-    assert cudnn._library_path() == str(folders / "loader" / "libcudnn.so.9")
+def test_the_first_library_of_the_loaders_path_is_taken(folders, put_library):
+    put_library((9, 28), "empty", "loader", "whole")
+    assert str(folders / "loader" / "libcudnn.so.9") in cudnn.installed().about
 
 
 class Function:
@@ -456,15 +468,15 @@ class Function:
 def test_the_frontend_takes_the_library_that_is_found(monkeypatch, path):
     """Of several environments it knows its own, and cuDNN may be in another."""
     done, before = [], {"LD_LIBRARY_PATH": path} if path else {}
-    monkeypatch.setattr(cudnn.os, "environ", dict(before))
+    monkeypatch.setattr(os, "environ", dict(before))
     monkeypatch.setattr(cudnn, "find_library", lambda name: f"/there/{name}")
     monkeypatch.setattr(cudnn.nvrtc, "is_here", lambda: done.append("nvrtc"))
-    monkeypatch.setattr(cudnn.ctypes, "CDLL", done.append)
+    monkeypatch.setattr(ctypes, "CDLL", done.append)
 
     def import_module(name):
         done.append((name, cudnn.os.environ["LD_LIBRARY_PATH"]))
 
-    monkeypatch.setattr(cudnn.importlib, "import_module", import_module)
+    monkeypatch.setattr(importlib, "import_module", import_module)
     Cudnn()
     path_there = f"/there:{path}" if path else "/there"
     imported = "cudnn", path_there

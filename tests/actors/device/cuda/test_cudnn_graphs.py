@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from error_texts import raises
 from graphs_of_cudnn import RECORDS, conv, graph_of, record
 
 from actors.device.cuda.cudnn import UnknownGraph, read_back
@@ -39,44 +40,44 @@ def with_tensor(**said):
 
 
 @pytest.mark.parametrize(
-    ("graph", "words"),
+    "graph",
     [
-        (with_params(right_bound=0), "parameters that are not ours: right_bound"),
-        (with_params(use_causal_mask=True), "not ours: use_causal_mask"),
-        (with_params(diagonal_alignment="diagonal_alignment.TOP_LEFT"), "TOP_LEFT, right of it 0"),
-        (with_params(diagonal_band_right_bound=1), "BOTTOM_RIGHT, right of it 1"),
-        (without("diagonal_band_right_bound"), "BOTTOM_RIGHT, right of it None"),
-        (without("diagonal_alignment"), "the mask None, right of it 0"),
-        (with_params(generate_stats=False), "generate_stats = False"),
-        (without("attn_scale"), "no attn_scale"),
-        (with_tensor(dtype="data_type.INT32"), "dk of a graph is data_type.INT32"),
-        (with_tensor(is_virtual=True), "or is nowhere"),
-        (with_tensor(dim=[1, 2, 3]), "dk of a graph has 3 axes"),
-        (with_tensor(uid=20), "not numbered"),
-        (with_ways(convolution_mode="convolution_mode.CONVOLUTION"), "not ours: convolution_mode"),
-        (with_ways(post_padding=[1, 1]), r"\(0, 1\) before and \(1, 1\) behind"),
-        (with_ways(stride=[2]), r"stride = \[2\]"),
-        (with_ways() | {"context": {}}, "computes in None"),
+        with_params(right_bound=0),
+        with_params(use_causal_mask=True),
+        with_params(diagonal_alignment="diagonal_alignment.TOP_LEFT"),
+        with_params(diagonal_band_right_bound=1),
+        without("diagonal_band_right_bound"),
+        without("diagonal_alignment"),
+        with_params(generate_stats=False),
+        without("attn_scale"),
+        with_tensor(dtype="data_type.INT32"),
+        with_tensor(is_virtual=True),
+        with_tensor(dim=[1, 2, 3]),
+        with_tensor(uid=20),
+        with_ways(convolution_mode="convolution_mode.CONVOLUTION"),
+        with_ways(post_padding=[1, 1]),
+        with_ways(stride=[2]),
+        with_ways() | {"context": {}},
     ],
     ids=str,
 )
-def test_what_no_record_means_is_refused(graph, words):
-    with pytest.raises(UnknownGraph, match=words):
+def test_what_no_record_means_is_refused(graph):
+    with raises(UnknownGraph):
         read_back(json.dumps(graph))
 
 
 def test_other_nodes_and_other_tensors_are_refused():
     graph = graph_of(record(FORWARD))
     node = graph["nodes"][0]
-    for wrong, words in (
-        ([node, node], "2 nodes"),
-        ([node | {"type": "MATMUL"}], "'MATMUL', which is none of ours"),
-        ([node | {"inputs": node["inputs"] | {"bias": "the q"}}], "has the tensors q, k, v, bias"),
+    for wrong in (
+        [node, node],
+        [node | {"type": "MATMUL"}],
+        [node | {"inputs": node["inputs"] | {"bias": "the q"}}],
     ):
-        with pytest.raises(UnknownGraph, match=words):
+        with raises(UnknownGraph):
             read_back(json.dumps(graph | {"nodes": wrong}))
     swapped = graph_of(record(FORWARD))
     tensors = swapped["tensors"]
     tensors["the q"]["uid"], tensors["the k"]["uid"] = 2, 1
-    with pytest.raises(UnknownGraph, match="in their order"):
+    with raises(UnknownGraph):
         read_back(json.dumps(swapped))

@@ -7,7 +7,9 @@ arguments of all that a run asks for are those that a GPU gets.
 import ctypes
 import gc
 import os
+import threading
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +21,7 @@ from actorflow.environment.settings import Settings
 from actorflow.run import open_gpus
 from actorflow.run.runner import Runner
 from actors.device.cuda import cupy_driver
+from actors.device.cuda.cupy_driver import CupyDriver
 from actors.testing.emulated import driver, kernels, library_calls
 
 ROWS = {
@@ -211,19 +214,20 @@ def rows():
 
 
 @pytest.fixture
-def acted(monkeypatch, native_toolchain):
+def acted(monkeypatch, native_toolchain, cached_toolchain):
     """Have cupy's modules, NVRTC and cuBLASLt acted by the host."""
 
-    def cubins(texts, arch, folder, num_threads):
+    def build(texts, arch, folder, num_threads):
         assert arch == "sm_90a"
         kernels.load(texts, native_toolchain)
         return tuple([text.text.encode() for text in texts])
 
     made = Acted(native_toolchain)
-    monkeypatch.setattr(cupy_driver, "modules", lambda: (made, made))
-    monkeypatch.setattr(cupy_driver, "cubins", cubins)
-    monkeypatch.setattr(cupy_driver, "CublasLt", lambda path: made)
-    monkeypatch.setattr(open_gpus, "toolchain_of", lambda settings: native_toolchain)
+    libraries = cupy_driver.CudaLibraries(
+        modules=lambda: (made, made), current=threading.local(), build=build,
+        products=lambda path: made,
+    )  # fmt: skip
+    monkeypatch.setattr(open_gpus, "CupyDriver", partial(CupyDriver, libraries=libraries))
     return made
 
 

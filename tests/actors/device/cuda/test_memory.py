@@ -4,6 +4,7 @@ import gc
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 from actors.device.cuda.memory import capturing
 from actors.machine.protocol import FullDevice
@@ -55,7 +56,7 @@ def test_a_window_without_elements_is_not_copied(make_device, driver):
 def test_a_window_that_leaves_its_block_is_refused(make_device, offset, strides):
     device = make_device()
     block = device.allocate(64, 256, Memory.DEVICE)
-    with pytest.raises(ValueError, match="are not within the 64 of the block"):
+    with raises(ValueError):
         device.view(block, offset, FLOATS, strides)
 
 
@@ -128,7 +129,7 @@ def test_what_only_the_collector_has_makes_room(make_device, driver, monkeypatch
 
 
 def test_other_memory_is_not_a_devices(make_device):
-    with pytest.raises(InternalError, match="cuda:0 was asked for host memory"):
+    with raises(InternalError):
         make_device().allocate(64, 256, Memory.HOST)
 
 
@@ -139,7 +140,8 @@ def test_a_forked_child_is_refused_and_frees_nothing_of_its_parent(make_device, 
     text = child_says(lambda: device.read(view))
     assert text.startswith("DeviceError: a CUDA device is open in process ")
     assert text.endswith(
-        "was forked: CUDA does not survive that. Start the process with multiprocessing's 'spawn'"
+        "was forked, and CUDA does not support fork. Start the process with multiprocessing's"
+        " 'spawn'"
     )
     for use in (device.synchronize, lambda: device.allocate(8, 8, Memory.DEVICE)):
         assert child_says(use).startswith("DeviceError: a CUDA device is open in process ")

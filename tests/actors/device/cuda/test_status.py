@@ -40,7 +40,7 @@ def reporting(make_device):
 
         device = make_device({str(n): kernel(n) for n in range(num_launches)}, **options)
         stream = device.make_stream("compute")
-        launches = tuple([device.bind(str(n), {}, (), (), None) for n in range(num_launches)])
+        launches = tuple([device.bind(str(n), {}, (), (), None, ()) for n in range(num_launches)])
         return device, stream, launches, device.bind_chain(stream, launches)[0]
 
     return make
@@ -169,7 +169,7 @@ def test_a_device_has_one_page_until_it_is_full(reporting, driver):
     device, *_ = reporting({0: []}, num_launches=1)
     assert driver.counts()["allocate_pinned"] == 1
     for _ in range(100):
-        device.bind("0", {}, (), (), None)
+        device.bind("0", {}, (), (), None, ())
     assert driver.counts()["allocate_pinned"] == 2
     addresses = sorted([cell.address for cell in device._context.status.cells])
     assert len(addresses) == 101

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from actors.device.cuda.driver import SCRATCH_BYTE
+from actors.kernels.common.kernel import KernelNeeds, KernelPlan
 from actors.kernels.cuda.calls import AlternativeCalls
 from actors.kernels.cuda.kernel import DeviceView
 from compiler.contract.placement import Memory
@@ -32,7 +33,10 @@ class AddsOne:
         self.seen.append((name, tuple(words), int(x[0])))
         out[...] = x + 1
 
-    def bind(self, attrs, inputs, outputs, workspace):
+    def plan(self, attrs, inputs, outputs):
+        return KernelPlan(KernelNeeds(), self._bind)
+
+    def _bind(self, inputs, outputs, workspace):
         words = tuple([view.address for view in (*inputs, *outputs, workspace)])
         return (AlternativeCalls(tuple([(replace(call, words=words),) for call in self.calls])),)
 
@@ -46,7 +50,8 @@ def test_every_way_is_tried_on_scratch_that_lies_as_the_operands_do(make_device,
     array_on(x)[...], array_on(out)[...] = 7, 9
     stream, driver.way = device.make_stream("compute"), way
     before = set(driver.memory)
-    (chain,) = device.bind_chain(stream, (device.bind("add", {}, (x,), (out,), workspace),))
+    launch = device.bind("add", {}, (x,), (out,), workspace, (x.type, out.type))
+    (chain,) = device.bind_chain(stream, (launch,))
     assert [(name, number) for name, _, number in kernel.seen] == [
         ("first", SCRATCH_BYTE),
         ("second", SCRATCH_BYTE),

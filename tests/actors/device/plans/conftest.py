@@ -11,11 +11,12 @@ from plans import trained_plan
 
 from actorflow.tensor.initial_values import initial_values
 from actors.device.host import HostDevice
-from actors.loop.load import _fill, load
+from actors.loop.load import load
 from actors.loop.loop import Loop
 from actors.machine.machine import Machine
 from actors.machine.table import MachineTable
 from actors.machine.transitions import Message, State
+from actors.race.waits import wait_table
 from actors.testing.oracle import explore
 from actors.testing.simulated import LateSchedule, SimulatedDevice
 from compiler.contract.placement import Device, DeviceKind, StreamRole
@@ -100,11 +101,45 @@ class PlanDriver:
         return Message.DONE
 
 
+class Zeros:
+    """A device whose blocks begin as zeros, so that what nobody writes is the same in all runs."""
+
+    blocks = ()
+
+    def allocate(self, *request):
+        block = super().allocate(*request)
+        block[:] = 0
+        self.blocks = (*self.blocks, block)
+        return block
+
+
+class HostOfZeros(Zeros, HostDevice):
+    pass
+
+
+class LateZeros(Zeros, SimulatedDevice):
+    pass
+
+
+def without_waits(is_forgotten):
+    """Return `wait_table`, but for the waits of which `is_forgotten(actor, wait)` is true."""
+
+    def find_waits(*request):
+        waits = wait_table(*request)
+        needed, every = [
+            tuple([tuple([w for w in row if not is_forgotten(a, w)]) for a, row in enumerate(rows)])
+            for rows in (waits.needed, waits.all)
+        ]
+        return replace(waits, needed=needed, all=every)
+
+    return find_waits
+
+
 def devices_of(plan, kernels, rng, **options):
     """Return what a plan runs on: the host, and as many simulated devices as it names."""
     schedule = LateSchedule(rng, **options)
     numbers = sorted({s.device.index for s in plan.streams if s.device.kind is DeviceKind.SIM})
-    return HostDevice(kernels), *[SimulatedDevice(schedule, kernels, n) for n in numbers]
+    return HostOfZeros(kernels), *[LateZeros(schedule, kernels, n) for n in numbers]
 
 
 class World:
@@ -115,10 +150,7 @@ class World:
         sources = {a.name: Batches() for a in plan.actors if a.kind is ActorKind.SOURCE}
         devices = devices_of(plan, kernels, rng or Random(0), eagerness=eagerness)
         self.bound = load(plan, sources | self.sinks, devices, **options)
-        for block in self.bound._views._blocks:
-            block[:] = 0
-        for constant in plan.constants:
-            _fill(plan, self.bound._views, constant)
+        self.blocks = {device.device: device.blocks for device in devices}
         for name, array in initial_values(plan, {}, 0).items():
             self.bound.variables.write(name, array)
 
@@ -155,8 +187,8 @@ def on_host(plan, kernels):
     return world.result()
 
 
-def on_device(plan, kernels, rng, *, max_ahead=2):
-    world = World(plan, kernels, rng, max_ahead=max_ahead)
+def on_device(plan, kernels, rng, **options):
+    world = World(plan, kernels, rng, **options)
     world.explore(rng)
     return world.result()
 
@@ -253,5 +285,5 @@ def log_of(fake_kernel):
 def plans():
     return SimpleNamespace(
         GPU=GPU, STEPS=STEPS, World=World, put_on_device=put_on_device, on_host=on_host,
-        on_device=on_device, fold=fold, as_on_paper=as_on_paper,
+        on_device=on_device, without_waits=without_waits, fold=fold, as_on_paper=as_on_paper,
     )  # fmt: skip

@@ -4,6 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from error_texts import raises
 
 from actors.kernels.host import catalogue
 from actors.machine.errors import ActorFailed
@@ -41,14 +42,10 @@ def test_a_training_job_without_the_waits_of_one_actor_gives_other_bits(actor, j
     expected = plans.on_host(job_plan, kernels)
     plan = plans.put_on_device(with_two_slots_of(job_plan, "batch"), is_apart=True)
     number = next(a.id for a in plan.actors if a.name == actor)
-    different = 0
-    for seed in range(40):
-        rng = Random(seed)
-        world = plans.World(plan, kernels, rng, max_ahead=3)
-        world.bound._executor._bodies[number]._gate.needed = ()
-        world.explore(rng)
-        different += world.result() != expected
-    assert different >= 1
+    forgetful = plans.without_waits(lambda actor, wait: actor == number)
+    options = {"max_ahead": 3, "find_waits": forgetful}
+    runs = (plans.on_device(plan, kernels, Random(s), **options) for s in range(40))
+    assert any(found != expected for found in runs)
 
 
 @pytest.mark.parametrize("is_apart", [False, True])
@@ -98,7 +95,7 @@ def test_two_slots_on_the_same_bytes_are_wrong_numbers_and_a_named_race(pipeline
     registers = [folded if r.name == "x" else r for r in plan.registers]
     plan = replace(plan, registers=tuple(registers))
     assert sum([log_of(plan, seed) != plans.as_on_paper(8) for seed in range(150)]) >= 10
-    with pytest.raises(RaceError, match="'x' slot"):
+    with raises(RaceError):
         check_races(plan)
 
 
@@ -128,22 +125,21 @@ def test_a_kernel_that_fails_on_the_device_fails_the_run_with_its_place(
         assert (failed.actor, failed.firing, failed.launch) == ("step", 6, 2)
         assert isinstance(failed.__cause__, ZeroDivisionError)
         assert world.bound.variables.lost_with.startswith("launch ")
-        with pytest.raises(DeviceFailure, match="'step' failed on the device in firing 6"):
+        with raises(DeviceFailure):
             world.bound.variables.read("any")
         world.bound.release()
 
 
 def test_release_waits_for_the_device_and_lets_go_of_the_memory(pipeline, fake_kernel, plans):
-    kernels = {"fold": fake_kernel(plans.fold)}
-    world = plans.World(pipeline(), kernels, eagerness=0.0)
-    ran = []
+    plan, ran = pipeline(), []
+    kernels = {"fold": fake_kernel(lambda inputs, outputs: ran.append(1))}
+    world = plans.World(plan, kernels, eagerness=0.0)
     (fire,) = world.bound.chains[1][0]
-    world.bound._whole[1][0][0]._launches += (lambda: ran.append(1),)
     fire()
     assert ran == []
     world.bound.release()
     world.bound.release()
-    assert ran == [1]
+    assert ran == [1] * len(plan.actors[1].launches)
     assert world.bound.chains == ()
 
 
@@ -171,26 +167,21 @@ def test_streams_on_two_devices_give_the_same_bits(job_plan, pipeline, log_of, p
 def test_a_device_that_is_not_here_is_refused_with_what_is(pipeline, plans):
     plan = pipeline()
     streams = [replace(s, device=Device(DeviceKind.CUDA, 1)) for s in plan.streams]
-    text = (
-        "plan 'test' was compiled for cuda:1, host:0; this process has host:0, and no cuda:1."
-        " Compile the job for a device that is here"
-    )
-    with pytest.raises(DeviceError, match=text):
+    with raises(DeviceError):
         plans.World(replace(plan, streams=tuple(streams)), {})
 
 
 def test_a_source_on_a_device_is_refused_with_the_way_out(pipeline, fake_kernel, plans):
     plan = pipeline()
     streams = [replace(s, device=plans.GPU) for s in plan.streams]
-    with pytest.raises(InternalError, match="source 'data' is on stream 'data' of sim:0"):
+    with raises(InternalError):
         plans.World(replace(plan, streams=tuple(streams)), {"fold": fake_kernel(plans.fold)})
 
 
 def test_a_port_sees_no_memory_of_a_device(pipeline, fake_kernel, plans):
     plan = pipeline()
     arenas = [replace(a, device=plans.GPU, memory=Memory.DEVICE) for a in plan.arenas]
-    text = "source 'data' reads or writes register 'batch' in device memory of sim:0; a port sees"
-    with pytest.raises(InternalError, match=text):
+    with raises(InternalError):
         plans.World(replace(plan, arenas=tuple(arenas)), {"fold": fake_kernel(plans.fold)})
 
 

@@ -5,6 +5,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from kernel_calls import bind_to
 
 from actors.kernels.cuda.calls import FillBytes
 from actors.kernels.cuda.kernel import DeviceView
@@ -67,5 +68,5 @@ def test_poison_is_for_the_kinds_of_devices_that_the_host_acts(pipeline):
 
 def test_poison_of_a_gpu_fills_every_byte():
     views = [DeviceView(a, TensorType(DType.UINT8, (n,)), (1,)) for a, n in ((256, 300), (512, 0))]
-    calls = CUDA_POISON_KERNELS["poison"].bind({}, (), tuple(views), None)
+    calls = bind_to(CUDA_POISON_KERNELS["poison"], {}, (), tuple(views), None)
     assert calls == (FillBytes(256, 0xFF, 300),)

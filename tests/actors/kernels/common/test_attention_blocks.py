@@ -4,6 +4,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from error_texts import raises
+from small_blocks import cut_attention
 
 from actors.kernels.common import attention_blocks
 from actors.kernels.common.attention_blocks import BlockExtents
@@ -16,8 +18,8 @@ def calls_of(harness, batch, length, width):
     y, lse = np.zeros_like(q), np.full(q.shape[:-1], 5, np.float32)
     attrs = {"scale": width**-0.5, "causal": True}
     return (
-        harness.bind("attention", attrs, (q, q, q), (y, lse)),
-        harness.bind("attention_grad", attrs, (y, q, q, q, y, lse), (y + 0, y + 1, y + 2)),
+        harness.bind("attention", attrs, (q, q, q), (y, lse, lse)),
+        harness.bind("attention_grad", attrs, (y, q, q, q, y, lse, 0 * lse), (y + 0, y + 1, y + 2)),
     )
 
 
@@ -35,7 +37,7 @@ def objects_bytes(bind):
 
 
 def test_bound_objects_grow_by_a_few_views_a_head_and_not_by_its_blocks(harness, monkeypatch):
-    monkeypatch.setattr(attention_blocks, "GROUP_BYTES", 1)  # a head is a group
+    cut_attention(monkeypatch, GROUP_BYTES=1)  # a head is a group
 
     def bytes_per_head():
         few, many = (objects_bytes(lambda n=n: calls_of(harness, (n,), 320, 16)) for n in (16, 48))
@@ -48,16 +50,17 @@ def test_bound_objects_grow_by_a_few_views_a_head_and_not_by_its_blocks(harness,
 @pytest.mark.parametrize("kind", ["dense", "permuted"])
 @pytest.mark.parametrize("spread", [1, 100])
 def test_shared_calls_allocate_no_arrays(kind, spread, harness, monkeypatch):
-    monkeypatch.setattr(attention_blocks, "GROUP_BYTES", 200_000)  # two heads, or one
+    cut_attention(monkeypatch, GROUP_BYTES=200_000)  # two heads, or one
     rng = np.random.default_rng(0)
     q, k, v = [harness.strided(rng, (3, 5, 160, 32), np.float32, kind) for _ in range(3)]
     q *= np.float32(spread)  # the wider one needs the maxima
-    y, lse, dq, dk = (np.empty(s, np.float32) for s in (q.shape, q.shape[:-1], k.shape, k.shape))
+    shapes = q.shape, q.shape[:-1], q.shape[:-1], k.shape, k.shape
+    y, lse, tail, dq, dk = (np.empty(shape, np.float32) for shape in shapes)
     attrs = {"scale": 32**-0.5, "causal": True}
     launches = (
-        harness.bind("attention", attrs, (q, k, v), (y, lse))[0],
+        harness.bind("attention", attrs, (q, k, v), (y, lse, tail))[0],
         harness.bind(
-            "attention_grad", attrs, (y, q, k, v, y, lse), (dq, dk, np.empty(v.shape, v.dtype))
+            "attention_grad", attrs, (y, q, k, v, y, lse, tail), (dq, dk, np.empty_like(v))
         )[0],
     )
     tracemalloc.start()
@@ -80,8 +83,8 @@ def scratch_bytes(harness, rows, columns, causal, heads=48):
     attrs = {"scale": 0.125, "causal": causal}
     sizes = []
     for op, inputs, outputs in (
-        ("attention", (q, k, k), (y, lse)),
-        ("attention_grad", (y, q, k, k, y, lse), (q, k, k)),
+        ("attention", (q, k, k), (y, lse, lse)),
+        ("attention_grad", (y, q, k, k, y, lse, lse), (q, k, k)),
     ):
         call = [tuple(map(harness.operand, arrays)) for arrays in (inputs, outputs)]
         sizes.append(catalogue.select_kernel(op, attrs, *call)[1].workspace_bytes)
@@ -102,21 +105,18 @@ def test_scratch_grows_with_the_length_and_not_with_its_square(harness):
 @pytest.fixture(params=[True, False], ids=["tiny blocks", "usual blocks"])
 def blocks(request, monkeypatch):
     if request.param:
-        monkeypatch.setattr(attention_blocks, "STRIPS", (3, 3))
-        monkeypatch.setattr(attention_blocks, "CHUNKS", (4, 4))
+        cut_attention(monkeypatch, STRIPS=(3, 3), CHUNKS=(4, 4))
 
 
-@pytest.mark.parametrize("by_columns", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 7), (5, 12), (64, 64), (300, 700)])
-def test_blocks_cover_what_is_visible_and_nothing_that_is_wholly_hidden(rows, columns, by_columns):
+def test_blocks_cover_what_is_visible_and_nothing_that_is_wholly_hidden(rows, columns):
     for causal in (False, True):
         e = BlockExtents(1, rows, columns, 1, 1, causal)
         visits = np.zeros((rows, columns), int)
         visible = np.tri(rows, columns, columns - rows if causal else columns, dtype=bool)
-        for strip, chunks in e.strips_of_columns() if by_columns else e.strips():
+        for strip, chunks in e.strips():
             for chunk in chunks:
-                i, j = (chunk, strip) if by_columns else (strip, chunk)
-                block = np.ix_(i, j)
+                block = np.ix_(strip, chunk)
                 assert visible[block].any()
                 visits[block] += 1
         assert visits.max() == 1
@@ -127,8 +127,8 @@ def test_a_mask_saves_work_and_the_estimate_says_so(harness):
     q = np.empty((4, 256, 64), np.float32)
     lse = np.empty((4, 256), np.float32)
     for op, inputs, outputs in (
-        ("attention", (q, q, q), (q, lse)),
-        ("attention_grad", (q, q, q, q, q, lse), (q, q, q)),
+        ("attention", (q, q, q), (q, lse, lse)),
+        ("attention_grad", (q, q, q, q, q, lse, lse), (q, q, q)),
     ):
         call = [tuple(map(harness.operand, arrays)) for arrays in (inputs, outputs)]
         full, half = (
@@ -143,5 +143,5 @@ def test_a_mask_saves_work_and_the_estimate_says_so(harness):
 def test_other_dtypes_are_refused(harness):
     q = np.empty((2, 3, 4), np.int32)
     attrs = {"scale": 0.5, "causal": False}
-    with pytest.raises(LookupError, match=r"no host kernel takes attention\(int32"):
+    with raises(LookupError):
         harness.bind("attention", attrs, (q, q, q), (q, q[..., 0]))

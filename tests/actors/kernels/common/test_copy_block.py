@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from emulated_run import execute
+from kernel_calls import bind_to
 
 from actors.kernels.common.host_memory import SHAPE_KERNELS
 from actors.kernels.common.kernel import Operand
@@ -47,14 +48,14 @@ class Stacked:
 
 
 def on_host(kernel, source, target, attrs):
-    kernel.bind(attrs, tuple(source.arrays), tuple(target.arrays), None)()
+    bind_to(kernel, attrs, tuple(source.arrays), tuple(target.arrays), None)()
 
 
 def on_gpu(kernel, source, target, attrs):
     """Copy on the device, and from there to pinned memory."""
     between = Stacked(source.rows, source.alignment)
     for start, end in ((source.views, between.views), (between.views, target.arrays)):
-        calls = kernel.bind(attrs, tuple(start), tuple(end), None)
+        calls = bind_to(kernel, attrs, tuple(start), tuple(end), None)
         assert [type(call) for call in calls] == [CopyBytes] * bool(source.size_bytes)
         execute(calls, 0, None)
 
@@ -62,7 +63,7 @@ def on_gpu(kernel, source, target, attrs):
 PATHS = {
     "numpy": (SHAPE_KERNELS, on_host),
     "native": (MOVEMENT_KERNELS, on_host),
-    "cuda": (cuda.kernels_of("h200"), on_gpu),
+    "cuda": (cuda.kernels_by_name("h200").values(), on_gpu),
 }
 
 
@@ -80,7 +81,7 @@ def test_each_tensor_is_copied_and_nothing_beside_the_block(path, rows, alignmen
     for array in source.arrays:
         array[...] = rng.integers(0, 2, array.shape)
     attrs = {"size_bytes": source.size_bytes}
-    assert kernel.query(attrs, source.operands, target.operands).workspace_bytes == 0
+    assert kernel.plan(attrs, source.operands, target.operands).needs.workspace_bytes == 0
     run(kernel, source, target, attrs)
     for array, copy in zip(source.arrays, target.arrays, strict=True):
         np.testing.assert_array_equal(copy, array)
@@ -97,5 +98,5 @@ def test_what_has_gaps_is_no_block(path, request):
     kernel = next(k for k in kernels if k.op == "copy_block")
     gapped = Operand(TensorType(DType.FLOAT32, (2, 3)), 0, (4, 8))
     dense = Operand(TensorType(DType.FLOAT32, (2, 3)), 0, (12, 4))
-    assert kernel.query({"size_bytes": 24}, (dense,), (dense,)) is not None
-    assert kernel.query({"size_bytes": 24}, (gapped,), (dense,)) is None
+    assert kernel.plan({"size_bytes": 24}, (dense,), (dense,)) is not None
+    assert kernel.plan({"size_bytes": 24}, (gapped,), (dense,)) is None

@@ -1,18 +1,20 @@
 """What attention on a GPU takes and needs; its numbers: `test_conformance`."""
 
+import kernel_calls as harness
 import pytest
+from kernel_calls import bind_to
 
 import compiler.ops.families.attention  # noqa: F401  # registers the ops
 from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import attention, nvrtc
-from actors.kernels.cuda.attention import CudaAttention, CudaAttentionGrad
 from actors.kernels.cuda.attention_rows import attention_text
 from actors.kernels.cuda.calls import RunProduct
+from actors.kernels.cuda.catalogue import kernels_on
 from actors.kernels.cuda.kernel import DeviceView, gpu_named
 from compiler.contract.types import DType, TensorType, contiguous_strides
 
 GPU = gpu_named("h200")
-FORWARD, BACKWARD = CudaAttention(GPU), CudaAttentionGrad(GPU)
+FORWARD, BACKWARD = kernels_on(GPU)["cuda.attention"], kernels_on(GPU)["cuda.attention_grad"]
 FLOATS = "float16", "bfloat16", "float32", "float64"
 both_masks = pytest.mark.parametrize("causal", [False, True])
 
@@ -37,12 +39,12 @@ def needs_of(kernel, shapes, dtype, causal, strides=None):
         return Operand(type_, 0, own)
 
     q, k, v = shapes["q"], shapes["k"], shapes["v"]
-    y, lse = (*q[:-1], v[-1]), q[:-1]
+    y, row = (*q[:-1], v[-1]), q[:-1]
     inputs, outputs = (
-        ((q, k, v), (y, lse)) if kernel is FORWARD else ((y, q, k, v, y, lse), (q, k, v))
+        ((q, k, v), (y, row, row)) if kernel is FORWARD else ((y, q, k, v, y, row, row), (q, k, v))
     )
     attrs = {"scale": 0.125, "causal": causal}
-    return kernel.query(attrs, *[tuple(map(operand, s)) for s in (inputs, outputs)])
+    return harness.needs_of(kernel, attrs, *[tuple(map(operand, s)) for s in (inputs, outputs)])
 
 
 @both_masks
@@ -50,8 +52,11 @@ def test_the_library_works_where_it_may(causal):
     """It wants its workspace at multiples of 256, as the scratch of a launch lies."""
     shape = (2, 3, 601, 64)  # what else lies there is no multiple of that
     shapes = {"q": shape, "k": shape, "v": shape}
-    q, lse = types_of("float32", shape, shape[:-1])
-    ends = [(FORWARD, (q, q, q), (q, lse)), (BACKWARD, (q, q, q, q, q, lse), (q, q, q))]
+    q, row = types_of("float32", shape, shape[:-1])
+    ends = [
+        (FORWARD, (q, q, q), (q, row, row)),
+        (BACKWARD, (q, q, q, q, q, row, row), (q, q, q)),
+    ]
     for kernel, *sides in ends:
         size = needs_of(kernel, shapes, "float32", causal).workspace_bytes
         scratch = DeviceView(1 << 30, TensorType(DType.UINT8, (size,)), (1,))
@@ -59,7 +64,7 @@ def test_the_library_works_where_it_may(causal):
             tuple([DeviceView(1 << 40, t, contiguous_strides(t.shape, 4)) for t in side])
             for side in sides
         ]
-        calls = kernel.bind({"scale": 0.125, "causal": causal}, *views, scratch)
+        calls = bind_to(kernel, {"scale": 0.125, "causal": causal}, *views, scratch)
         places = [call.workspace for call in calls if isinstance(call, RunProduct)]
         assert any(places)
         assert [place % 256 for place in places] == [0] * len(places)

@@ -38,18 +38,18 @@ def test_every_op_that_a_plan_can_launch_has_a_kernel(gpu):
     ops = {op for family in families for op in vars(family).values() if isinstance(op, Op)}
     wanted = {launched_as(op) for op in ops} - {None}
     assert {"fused", "embedding_update", "copy", "attention_grad", "region"} <= wanted
-    known = {kernel.op for kernel in catalogue.kernels_of(gpu)}
+    known = {kernel.op for kernel in catalogue.kernels_by_name(gpu).values()}
     assert wanted - known == ON_HOSTS_ALONE | STAGED
 
 
 @every_gpu
 def test_a_gpu_leaves_no_op_to_the_kernels_of_the_host(gpu):
     ops = {kernel.op for kernel in host.HOST_KERNELS} - ON_HOSTS_ALONE
-    assert ops <= {kernel.op for kernel in catalogue.kernels_of(gpu)}
+    assert ops <= {kernel.op for kernel in catalogue.kernels_by_name(gpu).values()}
 
 
 @every_gpu
 def test_a_name_in_a_plan_is_that_of_one_kernel(gpu):
-    names = [kernel.name for kernel in catalogue.kernels_of(gpu)]
+    names = [kernel.name for kernel in catalogue.kernels_by_name(gpu).values()]
     assert len(names) == len({*names}) == len(catalogue.kernels_by_name(gpu))
     assert all(name.startswith(("cuda.", "cudnn.")) for name in names)

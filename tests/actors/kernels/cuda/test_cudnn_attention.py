@@ -1,21 +1,19 @@
 """Which calls of attention go to cuDNN; what comes of them: `test_conformance`."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from emulated_run import loaded, stored
+from kernel_calls import bind_to, needs_of
 
 import compiler.ops.families.attention  # noqa: F401  # registers the ops
 from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import catalogue
-from actors.kernels.cuda.attention import CudaAttention, CudaAttentionGrad
-from actors.kernels.cuda.calls import RunCudnn
-from actors.kernels.cuda.cudnn_kernels import (
-    CudnnAttention,
-    CudnnAttentionGrad,
-    CudnnOrderedAttentionGrad,
-)
+from actors.kernels.cuda.calls import FillBytes, RunCudnn
+from actors.kernels.cuda.catalogue import kernels_by_name, kernels_on
+from actors.kernels.cuda.cudnn_library import ORDERED_GRADIENT
 from actors.kernels.cuda.kernel import DeviceView, gpu_named, known_gpus
 from actors.testing.emulated import library_calls
 from compiler.contract.attrs import Attrs
@@ -23,10 +21,15 @@ from compiler.contract.types import DType, TensorType, contiguous_strides
 from compiler.graph.registry import find_op, reference
 
 GPU = gpu_named("h200")
-FORWARD, BACKWARD = CudnnAttention(GPU), CudnnAttentionGrad(GPU)
-ORDERED = CudnnOrderedAttentionGrad(GPU)
+FORWARD, BACKWARD = kernels_on(GPU)["cudnn.attention"], kernels_on(GPU)["cudnn.attention_grad"]
+ORDERED = kernels_on(GPU)[ORDERED_GRADIENT]
 LIMITS = {"float16": 3e-3, "bfloat16": 2e-2}
 both_types = pytest.mark.parametrize("dtype", LIMITS)
+
+
+def with_scores(scores_bytes):
+    """Return the gradient with room for so many bytes of scores."""
+    return replace(BACKWARD, plan=partial(BACKWARD.plan, scores_bytes=scores_bytes))
 
 
 def packed(arrays):
@@ -53,20 +56,21 @@ def asked(kernel, dtype, case, attrs=None, gpu=None, **changes):
     """Return what a kernel says of a call on dense tensors; `changes` are by operand's number."""
     batch, rows, columns, width, out = case
     q, k, v = [(*batch, n, w) for n, w in ((rows, width), (columns, width), (columns, out))]
-    y, lse = (*batch, rows, out), (*batch, rows)
-    names = [y, q, k, v, y, lse, q, k, v] if kernel.op == "attention_grad" else [q, k, v, y, lse]
+    y, row = (*batch, rows, out), (*batch, rows)
+    gradient_shapes = [y, q, k, v, y, row, row, q, k, v]
+    names = gradient_shapes if kernel.op == "attention_grad" else [q, k, v, y, row, row]
     given = []
     for shape in names:
-        kind = DType("float32" if shape == lse else dtype)
+        kind = DType("float32" if shape == row else dtype)
         strides = contiguous_strides(shape, kind.itemsize)
         given.append(Operand(TensorType(kind, shape), 0, strides))
     for place, change in changes.items():
         index = int(place.removeprefix("at"))
         given[index] = replace(given[index], **change)
-    count = 6 if kernel.op == "attention_grad" else 3
+    count = 7 if kernel.op == "attention_grad" else 3
     attrs = {"scale": 0.5, "causal": False} | (attrs or {})
-    kernel = kernel if gpu is None else replace(kernel, gpu=gpu_named(gpu))
-    return kernel.query(attrs, tuple(given[:count]), tuple(given[count:]))
+    kernel = kernel if gpu is None else kernels_by_name(gpu)[kernel.name]
+    return needs_of(kernel, attrs, tuple(given[:count]), tuple(given[count:]))
 
 
 def types_of(dtype, *shapes):
@@ -74,7 +78,7 @@ def types_of(dtype, *shapes):
 
 
 def forward(emulated_run, dtype, q, k, v, attrs, **more):
-    types = types_of(dtype, (*q.shape[:-1], v.shape[-1])) + types_of("float32", q.shape[:-1])
+    types = types_of(dtype, (*q.shape[:-1], v.shape[-1])) + types_of("float32", *[q.shape[:-1]] * 2)
     dtypes = [DType(dtype)] * 3
     return emulated_run(FORWARD, attrs, (q, k, v), types, dtypes=dtypes, **more)
 
@@ -97,27 +101,27 @@ def test_heads_of_a_projection_are_read_and_written_where_they_lie(emulated_run,
     agree(there.outputs, expected("attention", attrs, q, k, v), LIMITS[dtype])
     (call,) = [call for call in there.calls if isinstance(call, RunCudnn)]
     assert {tensor.strides for tensor in call.record.tensors[:3]} == {(24, 8, 144, 1)}
-    y, lse = there.outputs
+    assert not there.outputs[2].any()
     strides = [x.strides for x in packed([q, k, v])]
     back = emulated_run(
         BACKWARD,
         attrs,
-        (dy, *packed([q, k, v]), y, lse),
+        (dy, *packed([q, k, v]), *there.outputs),
         types_of(dtype, *[q.shape] * 3),
-        dtypes=[*[DType(dtype)] * 5, DType.FLOAT32],
+        dtypes=[*[DType(dtype)] * 5, *[DType.FLOAT32] * 2],
         output_strides=strides,
     )
-    wanted = expected("attention_grad", attrs, dy, q, k, v, y, lse)
+    wanted = expected("attention_grad", attrs, dy, q, k, v, *there.outputs)
     agree(back.outputs, wanted, 2 * LIMITS[dtype])
 
 
-def test_the_call_of_the_library_stands_alone(emulated_run):
+def test_the_call_of_the_library_follows_one_that_clears_the_tail(emulated_run):
     attrs = {"scale": 0.3, "causal": False}
     calls = {}
     for dtype in LIMITS:
         q, k, v, _ = operands(((2,), 4, 4, 8, 8), dtype)
         calls[dtype] = [type(c) for c in forward(emulated_run, dtype, q, k, v, attrs).calls]
-    assert calls == {"bfloat16": [RunCudnn], "float16": [RunCudnn]}
+    assert calls == {"bfloat16": [FillBytes, RunCudnn], "float16": [FillBytes, RunCudnn]}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +140,11 @@ def test_the_call_of_the_library_stands_alone(emulated_run):
 )
 def test_what_the_library_does_not_take_is_composed(kernel, dtype, case):
     assert asked(kernel, dtype, case) is None
-    composed = CudaAttention(GPU) if kernel is FORWARD else CudaAttentionGrad(GPU)
+    composed = (
+        kernels_on(GPU)["cuda.attention"]
+        if kernel is FORWARD
+        else kernels_on(GPU)["cuda.attention_grad"]
+    )
     assert asked(composed, dtype, case) is not None
 
 
@@ -200,15 +208,15 @@ def test_scores_of_more_than_there_is_room_for_are_left_to_the_gradient_in_order
     assert faster < slower
 
 
-def gradient(emulated_run, kernel, q, k, v, dy, y, lse, attrs):
+def gradient(emulated_run, kernel, q, k, v, dy, y, lse, tail, attrs):
     """Return what a gradient gives, for operands that lie as they are."""
     strides = [x.strides for x in (q, k, v)]
     return emulated_run(
         kernel,
         attrs,
-        (dy, q, k, v, y, lse),
+        (dy, q, k, v, y, lse, tail),
         types_of("bfloat16", q.shape, k.shape, v.shape),
-        dtypes=[*[DType.BFLOAT16] * 5, DType.FLOAT32],
+        dtypes=[*[DType.BFLOAT16] * 5, *[DType.FLOAT32] * 2],
         output_strides=strides,
     )
 
@@ -231,14 +239,14 @@ HEAD = 2 * 64 * 64
 def test_portions_of_heads_give_the_bits_of_the_whole(emulated_run, most_heads, portions):
     attrs = {"scale": 0.3, "causal": True}
     q, k, v, dy = operands(((4, 3), 20, 20, 8, 8), "bfloat16")
-    y, lse = forward(emulated_run, "bfloat16", q, k, v, attrs).outputs
-    given = (*packed([q, k, v]), dy, y, lse, attrs)
+    results = forward(emulated_run, "bfloat16", q, k, v, attrs).outputs
+    given = (*packed([q, k, v]), dy, *results, attrs)
     whole = gradient(emulated_run, ORDERED, *given)
-    kernel = replace(BACKWARD, scores_bytes=HEAD * most_heads + HEAD // 2)
+    kernel = with_scores(HEAD * most_heads + HEAD // 2)
     cut = gradient(emulated_run, kernel, *given)
     assert [call.record.tensors[0].shape[:2] for call in cut.calls] == portions
     assert [x.tobytes() for x in cut.outputs] == [x.tobytes() for x in whole.outputs]
-    agree(cut.outputs, expected("attention_grad", attrs, dy, q, k, v, y, lse), 4e-2)
+    agree(cut.outputs, expected("attention_grad", attrs, dy, q, k, v, *results), 4e-2)
     assert {call.record.keeps_scores for call in (*cut.calls, *whole.calls)} == {True, False}
     for call in (*cut.calls, *whole.calls):
         assert call.workspace_bytes >= library_calls.least_workspace_bytes(call.record)
@@ -260,17 +268,20 @@ def asked_portions(batch, rows):
     sums = DeviceView(1 << 40, TensorType(DType.FLOAT32, lse), contiguous_strides(lse, 4))
     scratch = DeviceView(0, TensorType(DType.UINT8, (1 << 30,)), (1,))
     attrs = {"scale": 0.125, "causal": True}
-    return BACKWARD.bind(attrs, (view,) * 5 + (sums,), (view,) * 3, scratch)
+    return bind_to(BACKWARD, attrs, (view,) * 5 + (sums,) * 2, (view,) * 3, scratch)
 
 
 def test_a_portion_whose_sums_begin_between_loads_is_left_to_the_gradient_in_order():
     odd = (4, 1), 21, 21, 8, 8
     assert asked(BACKWARD, "bfloat16", odd) is not None
-    assert asked(replace(BACKWARD, scores_bytes=HEAD), "bfloat16", odd) is None
+    assert asked(with_scores(HEAD), "bfloat16", odd) is None
 
 
 def test_it_is_planned_to_take_less_time_than_the_composed_one_and_causal_half():
-    for kernel, composed in ((FORWARD, CudaAttention(GPU)), (BACKWARD, CudaAttentionGrad(GPU))):
+    for kernel, composed in (
+        (FORWARD, kernels_on(GPU)["cuda.attention"]),
+        (BACKWARD, kernels_on(GPU)["cuda.attention_grad"]),
+    ):
         whole = asked(kernel, "bfloat16", gpt2(64)).duration_ns
         half = asked(kernel, "bfloat16", gpt2(64), {"causal": True}).duration_ns
         assert whole < asked(composed, "bfloat16", gpt2(64)).duration_ns
@@ -281,6 +292,6 @@ def test_only_a_plan_with_cudnn_has_its_kernels():
     type_ = TensorType(DType.BFLOAT16, (2, 16, 8))
     one = Operand(type_, 0, contiguous_strides(type_.shape, 2))
     lse = Operand(TensorType(DType.FLOAT32, (2, 16)), 0, (64, 4))
-    given = "h200", "attention", {"scale": 0.5, "causal": False}, (one,) * 3, (one, lse)
+    given = "h200", "attention", {"scale": 0.5, "causal": False}, (one,) * 3, (one, lse, lse)
     names = [catalogue.select_kernel(*given, uses_cudnn=uses)[0] for uses in (False, True)]
     assert names == ["cuda.flash_attention", "cudnn.attention"]

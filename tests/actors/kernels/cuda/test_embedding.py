@@ -1,12 +1,13 @@
 import numpy as np
+from kernel_calls import needs_of
 
 from actors.kernels.cuda.calls import RunKernel
-from actors.kernels.cuda.embedding import CudaEmbedding, CudaEmbeddingGrad
+from actors.kernels.cuda.catalogue import kernels_on
 from actors.kernels.cuda.kernel import gpu_named
 from compiler.contract.types import DType, TensorType
 
 GPU = gpu_named("h200")
-GATHER, GRAD = CudaEmbedding(GPU), CudaEmbeddingGrad(GPU)
+GATHER, GRAD = kernels_on(GPU)["cuda.embedding"], kernels_on(GPU)["cuda.embedding_grad"]
 
 
 def test_aligned_rows_are_copied_16_bytes_at_a_time_and_odd_ones_by_less(emulated_run):
@@ -36,8 +37,8 @@ def test_a_bad_id_is_told_where_a_row_has_no_columns(emulated_run):
 def test_ids_that_are_no_integers_are_not_taken(harness):
     weight, out = np.zeros((4, 6)), np.zeros((3, 6))
     operands = tuple(map(harness.operand, (weight, np.zeros(3), out)))
-    assert GATHER.query({}, operands[:2], operands[2:]) is None
-    assert GRAD.query({"rows": 4}, (operands[2], operands[1]), operands[:1]) is None
+    assert GATHER.plan({}, operands[:2], operands[2:]) is None
+    assert GRAD.plan({"rows": 4}, (operands[2], operands[1]), operands[:1]) is None
 
 
 def test_a_million_ids_need_a_sixteenth_of_their_rows_and_sixteen_bytes_each_in_scratch(harness):
@@ -45,7 +46,7 @@ def test_a_million_ids_need_a_sixteenth_of_their_rows_and_sixteen_bytes_each_in_
     dy = harness.operand(np.broadcast_to(np.zeros(768, np.float32), rows.shape))
     ids = harness.operand(np.zeros(1 << 20, np.int32))
     out = harness.operand(np.zeros((8, 768), np.float32))
-    needs = GRAD.query({"rows": 8}, (dy, ids), (out,))
+    needs = needs_of(GRAD, {"rows": 8}, (dy, ids), (out,))
     most = rows.size_bytes // 16 + (17 << 20) + 4096
     assert rows.size_bytes // 16 < needs.workspace_bytes <= most
 

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from actors.kernels.cuda.embedding import CudaEmbeddingUpdate
+from actors.kernels.cuda.catalogue import kernels_on
 from actors.kernels.cuda.kernel import gpu_named
 from compiler.contract.types import DType, TensorType
 
 GPU = gpu_named("h200")
-UPDATE = CudaEmbeddingUpdate(GPU)
+UPDATE = kernels_on(GPU)["cuda.embedding_update"]
 NO_DECAY = {"weight_decay": 0.0}
 
 
@@ -35,4 +35,4 @@ def test_a_table_that_is_not_dense_is_not_taken(harness):
     inputs = (table, dy, ids, np.array(1.0))
     attrs = harness.fused("embedding_sgd_update", NO_DECAY, inputs)[1]
     operands = tuple(map(harness.operand, inputs))
-    assert UPDATE.query(attrs, operands, operands[:1]) is None
+    assert UPDATE.plan(attrs, operands, operands[:1]) is None

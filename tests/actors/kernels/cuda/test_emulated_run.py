@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from actors.kernels.common.kernel import KernelNeeds
+from actors.kernels.common.kernel import KernelNeeds, KernelPlan
 from actors.kernels.cuda.calls import CopyBytes, FillBytes, KernelText, RunKernel, StatusWord
 from compiler.contract.types import DType, TensorType
 
@@ -26,10 +26,10 @@ class Doubling:
     def __init__(self, body=DOUBLE):
         self.text = KernelText.of("af_double", BODY % body, ("NAME",), "2 x", has_exchanges=False)
 
-    def query(self, attrs, inputs, outputs):
-        return KernelNeeds(workspace_bytes=64, in_place=((0, 0),))
+    def plan(self, attrs, inputs, outputs):
+        return KernelPlan(KernelNeeds(workspace_bytes=64, in_place=((0, 0),)), self._bind)
 
-    def bind(self, attrs, inputs, outputs, workspace):
+    def _bind(self, inputs, outputs, workspace):
         n = inputs[0].shape[0]
         words = (inputs[0].address, outputs[0].address, n, 0)
         status = StatusWord(3, lambda place, value: IndexError(f"{value} at {place}"))

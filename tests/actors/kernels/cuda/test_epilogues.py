@@ -12,14 +12,13 @@ from wide_regions import product_then
 from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import epilogues
 from actors.kernels.cuda.calls import LtEpilogue, RunKernel, RunProduct
+from actors.kernels.cuda.catalogue import kernels_by_name
 from actors.kernels.cuda.epilogues import AddedTerms, added_terms, match_epilogues
-from actors.kernels.cuda.kernel import gpu_named
-from actors.kernels.cuda.region import CudaRegion
 from compiler.contract.program import Kind
 from compiler.contract.region import TiledLoop, TileStep, TileStepKind, TileValue
 from compiler.contract.types import DType, TensorType, contiguous_strides, from_bits, to_bits
 
-KERNEL = CudaRegion(gpu_named("h200"))
+KERNEL = kernels_by_name("h200")["cuda.region"]
 FULL, ROW, COLUMN = Kind.FULL, Kind.ROW, Kind.COLUMN
 F32, F64, BF16 = DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16
 ROWS, COLUMNS, INNER = 9, 12, 5
@@ -235,7 +234,7 @@ def _duration(region, shapes):
 
     given_ = tuple([operand(shape) for shape in shapes])
     made = (operand(region.outputs[0].shape),)
-    return KERNEL.query({"region": region}, given_, made).duration_ns
+    return KERNEL.plan({"region": region}, given_, made).needs.duration_ns
 
 
 FAULTS = {

@@ -7,10 +7,11 @@ import contextlib
 import numpy as np
 import pytest
 from fused_programs import Builder, compare, cross_entropy, interpret, known, operands, results_of
+from kernel_calls import needs_of
 from program_texts import texts_of
 
 from actors.kernels.common.kernel import Operand
-from actors.kernels.cuda.fused import CudaFused
+from actors.kernels.cuda.catalogue import kernels_on
 from actors.kernels.cuda.kernel import gpu_named
 from compiler.contract.program import (
     COLUMN_REDUCTIONS,
@@ -23,7 +24,7 @@ from compiler.contract.program import (
 from compiler.contract.types import DType, TensorType, contiguous_strides
 
 GPU = gpu_named("h200")
-KERNEL = CudaFused(GPU)
+KERNEL = kernels_on(GPU)["cuda.fused"]
 F32, I64 = DType.FLOAT32, DType.INT64
 SHAPES = ((40, 3), (2100, 6), (3, 31), (1, 32), (3, 257), (2, 1000), (1, 5000))
 
@@ -189,7 +190,7 @@ def _needs(program, rows, columns):
     types = [TensorType(entry.dtype, shapes[entry.kind]) for entry in program.inputs]
     attrs = {"program": program, "rows": rows, "columns": columns}
     results = results_of(program, rows, columns)
-    return KERNEL.query(attrs, tuple(map(_operand, types)), tuple(map(_operand, results)))
+    return needs_of(KERNEL, attrs, tuple(map(_operand, types)), tuple(map(_operand, results)))
 
 
 def _operand(type_):

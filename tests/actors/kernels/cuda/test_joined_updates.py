@@ -6,7 +6,8 @@ from emulated_run import type_of
 
 from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import nvrtc
-from actors.kernels.cuda.fused import _WAY, CudaFused, CudaJoinedUpdates, joined_text, most_joined
+from actors.kernels.cuda.catalogue import kernels_on
+from actors.kernels.cuda.fused import _WAY, joined_text, most_joined
 from actors.kernels.cuda.kernel import gpu_named
 from actors.kernels.cuda.loops import NARROW, WIDE
 from compiler.contract.attrs import Attrs
@@ -16,7 +17,7 @@ from compiler.ops.language.define import update
 from compiler.passes.precision import with_rounded
 
 GPU = gpu_named("h200")
-ALONE, JOINED = CudaFused(GPU), CudaJoinedUpdates(GPU)
+ALONE, JOINED = kernels_on(GPU)["cuda.fused"], kernels_on(GPU)["cuda.joined_updates"]
 DECAY = {"weight_decay": 0.1}
 RULES = {
     # op -> what it writes over, by operand; its numbers; its attributes
@@ -104,14 +105,14 @@ def test_as_many_as_the_arguments_hold_are_one_kernel_and_more_are_not_taken(emu
     many = attrs | {"count": most + 1}
     inputs = in_order((0,), [*members, members[0]], scalars)
     given = tuple([Operand(typed(x), 0, x.strides) for x in inputs])
-    assert JOINED.query(many, given, given[: most + 1]) is None
+    assert JOINED.plan(many, given, given[: most + 1]) is None
 
 
 def test_a_gradient_that_is_not_dense_is_not_taken():
     attrs, members, scalars = case("sgd_update", [(3, 4)])
     members[0][1] = members[0][1].T.copy().T
     given = [Operand(typed(x), 0, x.strides) for x in in_order((0,), members, scalars)]
-    assert JOINED.query(attrs, tuple(given), tuple(given[:1])) is None
+    assert JOINED.plan(attrs, tuple(given), tuple(given[:1])) is None
 
 
 def test_updates_go_16_bytes_at_a_time_where_all_members_begin_so(emulated_run):

@@ -1,5 +1,6 @@
 """Libraries of NVIDIA are found in every environment's packages, then in a toolkit."""
 
+import importlib.util
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ def here(monkeypatch, tmp_path):
     """Return a function that puts empty files somewhere; two environments have packages."""
     roots = [str(tmp_path / "own" / "nvidia"), str(tmp_path / "other" / "nvidia")]
     found = SimpleNamespace(submodule_search_locations=roots)
-    monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: found)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
     monkeypatch.setattr(nvrtc, "_USUAL_TOOLKIT", str(tmp_path / "usual"))
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
@@ -55,5 +56,5 @@ def test_the_whole_cudnn_comes_before_the_small_one(here):
 def test_what_is_nowhere_is_left_to_the_loader(here, monkeypatch):
     here()
     assert find_library("libc.so.9") == "libc.so.9"
-    monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert places_of("libc.so.9") == []

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from emulated_run import loaded, stored
+from kernel_calls import bind_to
 from kernel_problems import LAYOUTS, heads
 from kernel_targets import lying_as
 from op_table import normal
@@ -13,13 +14,13 @@ from actors.device.cuda.cublaslt import LIBRARY, CublasLt
 from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import matmul
 from actors.kernels.cuda.calls import FillBytes, RunProduct
+from actors.kernels.cuda.catalogue import kernels_on
 from actors.kernels.cuda.kernel import DeviceView, gpu_named
-from actors.kernels.cuda.matmul import CudaMatmul
 from actors.kernels.cuda.nvrtc import find_library
 from compiler.contract.types import DType, TensorType, contiguous_strides
 
 GPU = gpu_named("h200")
-KERNEL = CudaMatmul(GPU)
+KERNEL = kernels_on(GPU)["cuda.matmul"]
 F32, F64, F16, BF16 = DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16
 
 
@@ -107,11 +108,11 @@ def operands(m, n, k, dtype=BF16):
 
 
 def test_the_library_has_a_workspace_but_for_tiny_products():
-    assert KERNEL.query({}, *operands(64, 64, 64)).workspace_bytes == 0
-    assert KERNEL.query({}, *operands(512, 512, 4096)).workspace_bytes == 32 << 20
-    assert KERNEL.query({}, *operands(1024, 768, 768)).workspace_bytes == 32 << 20
-    older = CudaMatmul(replace(GPU, capability=(8, 0)))
-    assert older.query({}, *operands(512, 512, 512)).workspace_bytes == 4 << 20
+    assert KERNEL.plan({}, *operands(64, 64, 64)).needs.workspace_bytes == 0
+    assert KERNEL.plan({}, *operands(512, 512, 4096)).needs.workspace_bytes == 32 << 20
+    assert KERNEL.plan({}, *operands(1024, 768, 768)).needs.workspace_bytes == 32 << 20
+    older = kernels_on(replace(GPU, capability=(8, 0)))["cuda.matmul"]
+    assert older.plan({}, *operands(512, 512, 512)).needs.workspace_bytes == 4 << 20
 
 
 @pytest.mark.parametrize(
@@ -120,14 +121,14 @@ def test_the_library_has_a_workspace_but_for_tiny_products():
 def test_a_small_product_has_a_workspace_for_all_parts_that_its_sums_can_have(extents):
     m, n, k = extents
     parts = max(1, k // 64) * 4 * m * n
-    given = KERNEL.query({}, *operands(*extents)).workspace_bytes
+    given = KERNEL.plan({}, *operands(*extents)).needs.workspace_bytes
     assert parts + (1 << 20) <= given < 32 << 20
     assert given % 256 == 0
 
 
 def test_durations_follow_tiles_and_bytes():
     def took(*extents):
-        return KERNEL.query({}, *operands(*extents)).duration_ns - GPU.call_ns
+        return KERNEL.plan({}, *operands(*extents)).needs.duration_ns - GPU.call_ns
 
     large = 2 * 8192**3 / GPU.product_flops_per_ns["bfloat16"]
     assert large <= took(8192, 8192, 8192) <= 1.1 * large
@@ -183,7 +184,7 @@ def test_descriptors_of_the_library_say_what_the_records_say(library, types):
             DeviceView(4096 * n + 64, TensorType(*kind), own)
             for n, (kind, own) in enumerate(zip(kinds, strides, strict=True))
         ]
-        for call in KERNEL.bind({}, tuple(views[:2]), tuple(views[2:]), scratch_of(1 << 20)):
+        for call in bind_to(KERNEL, {}, tuple(views[:2]), tuple(views[2:]), scratch_of(1 << 20)):
             if isinstance(call, RunProduct):
                 said = library.read_back(library.describe(call.product, call.workspace_bytes))
                 assert said == call.product

@@ -5,17 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from emulated_run import Place, execute, type_of
+from error_texts import raises
+from kernel_calls import bind_to, needs_of
 
+from actors.kernels.common.host_memory import COPIES
+from actors.kernels.common.kernel import KernelPlan
 from actors.kernels.cuda import movement, nvrtc
 from actors.kernels.cuda.calls import CopyBytes, FillBytes, RunKernel
+from actors.kernels.cuda.catalogue import kernels_on
 from actors.kernels.cuda.control import choose_text
 from actors.kernels.cuda.kernel import gpu_named
-from actors.kernels.cuda.movement import movement_kernels
 from actors.testing.emulated import kernels
 from compiler.contract.types import DType, TensorType
 
 GPU = gpu_named("h200")
-KERNELS = {kernel.op: kernel for kernel in movement_kernels(GPU)}
+KERNELS = {op: kernels_on(GPU)[f"cuda.{op}"] for op in COPIES}
 
 
 def values(shape, dtype):
@@ -63,18 +67,23 @@ def test_long_runs_are_copied_in_elements_of_16_bytes_and_transposes_in_tiles(em
 class FromOddBytes:
     """The copy, from 4 bytes behind its source."""
 
-    name, query = "cuda.wrong", KERNELS["copy"].query
+    name = "cuda.wrong"
 
-    def bind(self, *call):
-        (copy,) = KERNELS["copy"].bind(*call)
-        target, source, *others = copy.words
-        return (replace(copy, words=(target, source + 4, *others)),)
+    def plan(self, *call):
+        plan = KERNELS["copy"].plan(*call)
+
+        def bind(*places):
+            (copy,) = plan.bind(*places)
+            target, source, *others = copy.words
+            return (replace(copy, words=(target, source + 4, *others)),)
+
+        return KernelPlan(plan.needs, bind)
 
 
 def test_wide_elements_at_an_odd_address_are_refused_as_a_gpu_would(emulated_run):
     x = values((4, 6, 32), "float16").transpose(1, 0, 2)
     type_ = type_of(x, DType.FLOAT16)
-    with pytest.raises(kernels.EmulationError, match="an address that is no multiple"):
+    with raises(kernels.EmulationError):
         emulated_run(FromOddBytes(), {}, (x,), (type_,), dtypes=[DType.FLOAT16])
 
 
@@ -104,15 +113,15 @@ def test_a_reshape_of_what_is_not_dense_goes_into_dense_bytes_alone(harness):
     x = harness.strided(None, (4, 6), np.float32, "transposed", values((4, 6), "float32"))
     y = harness.strided(None, (3, 8), np.float32, "sliced", values((3, 8), "float32"))
     attrs = {"shape": (3, 8)}
-    apart = KERNELS["reshape"].query(attrs, (harness.operand(x),), (harness.operand(y),))
-    dense = KERNELS["reshape"].query(attrs, (harness.operand(x),), (harness.operand(y + 0),))
+    apart = needs_of(KERNELS["reshape"], attrs, (harness.operand(x),), (harness.operand(y),))
+    dense = needs_of(KERNELS["reshape"], attrs, (harness.operand(x),), (harness.operand(y + 0),))
     assert apart is None
     assert dense is not None
 
 
 def over_link(toolchain, target, source, shape, dtype):
     """Copy between a view of the device and an array of pinned memory; return the calls."""
-    calls = KERNELS["copy"].bind({}, (source,), (target,), None)
+    calls = bind_to(KERNELS["copy"], {}, (source,), (target,), None)
     kernels.load([call.text for call in calls if isinstance(call, RunKernel)], toolchain)
     execute(calls, 0, np.zeros(7, np.int64))
     return calls
@@ -147,7 +156,11 @@ def test_zeros_of_dense_outputs_are_a_fill_of_bytes(emulated_run):
 def test_a_copy_costs_its_bytes_and_a_sector_for_each_element_that_lies_alone(harness):
     def cost(x):
         out = np.empty(x.shape, x.dtype)
-        return KERNELS["copy"].query({}, (harness.operand(x),), (harness.operand(out),)).duration_ns
+        return (
+            KERNELS["copy"]
+            .plan({}, (harness.operand(x),), (harness.operand(out),))
+            .needs.duration_ns
+        )
 
     whole = np.broadcast_to(np.float32(1), (1 << 14, 1 << 14))
     dense = np.lib.stride_tricks.as_strided(whole, whole.shape, (4 << 14, 4))

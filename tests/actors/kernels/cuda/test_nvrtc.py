@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import importlib.util
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import MagicMock
 
 import pytest
-from fused_programs import known
+from error_texts import raises
+from fused_programs import Builder, known
 from program_texts import texts_of
 
 from actors.kernels.cuda import nvrtc
 from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.loops import MAX_THREADS
 from compiler.contract.errors import CompileError, DeviceError
+from compiler.contract.program import Kind
+from compiler.contract.types import DType
 
 ARCHES = ("sm_80", "sm_90a", "sm_100")
 
@@ -104,34 +109,58 @@ def test_an_architecture_that_there_is_not_is_refused(compiler):
 
 def test_without_the_library_the_package_is_named(monkeypatch):
     monkeypatch.setattr(nvrtc, "_LIBRARY", "libnvrtc-that-nobody-has.so.13")
-    nvrtc._library.cache_clear()
+    nvrtc.loaded_library.cache_clear()
     try:
         assert not nvrtc.is_here()
-        with pytest.raises(DeviceError, match=r"pip install 'actorflow\[cuda\]'"):
+        with raises(DeviceError):
             nvrtc.cubin(SMALL, "sm_90a", None)
     finally:
-        nvrtc._library.cache_clear()
+        nvrtc.loaded_library.cache_clear()
 
 
 def test_the_builtins_are_there_before_a_compiler_that_asks_for_them_by_name(tmp_path, monkeypatch):
     """NVRTC 13.0 of the package looks only where the loader does."""
+    folder = tmp_path / "lib64"
+    folder.mkdir()
     for name in ("libnvrtc.so.13", "libnvrtc-builtins.so.13.0", "libnvrtc.alt.so.13"):
-        (tmp_path / name).touch()
+        (folder / name).touch()
     loaded = []
 
     def load(path):
         loaded.append(path)
         return MagicMock()
 
-    monkeypatch.setattr(nvrtc.ctypes, "CDLL", load)
-    monkeypatch.setattr(nvrtc, "places_of", lambda name: [tmp_path / name])
-    nvrtc._library.__wrapped__()
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    nvrtc.loaded_library.__wrapped__()
     assert loaded == [
-        str(tmp_path / "libnvrtc-builtins.so.13.0"),
-        str(tmp_path / "libnvrtc.so.13"),
+        str(folder / "libnvrtc-builtins.so.13.0"),
+        str(folder / "libnvrtc.so.13"),
     ]
     loaded.clear()
-    monkeypatch.setattr(nvrtc, "places_of", lambda name: [])
-    monkeypatch.chdir(tmp_path)  # what lies where somebody works is nobody's library
-    nvrtc._library.__wrapped__()
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    if nvrtc.places_of("libnvrtc.so.13"):
+        pytest.skip("the usual toolkit is here")
+    monkeypatch.chdir(folder)  # what lies where somebody works is nobody's library
+    nvrtc.loaded_library.__wrapped__()
     assert loaded == ["libnvrtc.so.13"]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("num_columns", [4, 11])
+def test_numbers_of_many_columns_do_not_spill(compiler, num_columns):
+    """Two batch norms that share a gradient read eleven of them, and three tensors of bfloat16."""
+    b = Builder()
+    low = [b.input(Kind.FULL, DType.BFLOAT16) for _ in range(3)]
+    columns = [b.input(Kind.COLUMN) for _ in range(num_columns)]
+    dy, *images = [b.op("cast", x, dtype=DType.FLOAT32) for x in low]
+    outputs = []
+    for number, x in enumerate(images):
+        for place, column in enumerate(columns[number::2]):
+            x = b.op(("sub", "mul", "add")[place % 3], x, column)
+        outputs.append(b.op("cast", b.op("sub", dy, x), dtype=DType.BFLOAT16))
+    for text in texts_of(b.program(*outputs), is_cut=False):
+        for name, use in nvrtc.usage(text, "sm_90a").items():
+            assert use.spilled_bytes == 0, name

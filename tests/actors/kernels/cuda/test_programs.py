@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from error_texts import raises
 from fused_programs import (
     Builder,
     compare,
@@ -16,10 +17,11 @@ from fused_programs import (
     operands,
     results_of,
 )
+from kernel_calls import bind_to
 from program_texts import texts_of
 
-from actors.kernels.common.kernel import KernelNeeds, size_bytes
-from actors.kernels.cuda.fused import CudaFused
+from actors.kernels.common.kernel import KernelNeeds, KernelPlan, size_bytes
+from actors.kernels.cuda.catalogue import kernels_on
 from actors.kernels.cuda.kernel import DeviceView, gpu_named
 from actors.kernels.cuda.programs import (
     matrix_views,
@@ -51,12 +53,12 @@ class InChunks:
             matrices = matrix_views(views)
             yield walk_of(GPU, self.program, self.rows, self.columns, matrices, (first, last))
 
-    def query(self, attrs, inputs, outputs):
+    def plan(self, attrs, inputs, outputs):
         views = tuple([DeviceView(0, x.type, x.strides_bytes) for x in (*inputs, *outputs)])
         sizes = [size_bytes(program_pieces(self.program, walk)) for walk in self.walks(views)]
-        return KernelNeeds(max(sizes))
+        return KernelPlan(KernelNeeds(max(sizes)), self._bind)
 
-    def bind(self, attrs, inputs, outputs, workspace):
+    def _bind(self, inputs, outputs, workspace):
         views = (*inputs, *outputs)
         return tuple(
             [
@@ -86,8 +88,8 @@ def test_a_sum_over_all_rows_is_not_made_of_some():
     count = len(program.inputs)
     pieces = [program_pieces(program, walk) for walk in kernel.walks(views)]
     space = TensorType(DType.UINT8, (max(map(size_bytes, pieces)),))
-    with pytest.raises(InternalError, match="makes an output that depends on all rows"):
-        kernel.bind({}, views[:count], views[count:], DeviceView(1 << 20, space, (1,)))
+    with raises(InternalError):
+        bind_to(kernel, {}, views[:count], views[count:], DeviceView(1 << 20, space, (1,)))
 
 
 def views_of(program, rows, columns):
@@ -151,7 +153,7 @@ def test_sums_over_rows_alone_go_by_pieces_of_the_columns(emulated_run, shape, d
     arrays = operands(program, *shape)
     attrs = {"program": program, "rows": shape[0], "columns": shape[1]}
     results = tuple(results_of(program, *shape))
-    made = emulated_run(CudaFused(GPU), attrs, tuple(arrays), results, seeds=(0,))
+    made = emulated_run(kernels_on(GPU)["cuda.fused"], attrs, tuple(arrays), results, seeds=(0,))
     compare(program, made.outputs, interpret(program, *shape, arrays), 1e-4)
 
 

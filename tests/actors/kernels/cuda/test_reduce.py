@@ -5,20 +5,21 @@ import math
 
 import numpy as np
 import pytest
+from kernel_calls import needs_of
 
 from actors.kernels.cuda import nvrtc, reduce
+from actors.kernels.cuda.catalogue import kernels_on
 from actors.kernels.cuda.kernel import gpu_named
-from actors.kernels.cuda.reduce import reduce_kernels
 from compiler.contract.types import DType
 
 GPU = gpu_named("h200")
-KERNELS = {kernel.op: kernel for kernel in reduce_kernels(GPU)}
+KERNELS = {op: kernels_on(GPU)[f"cuda.{op}"] for op in ("sum", "mean", "max")}
 
 
 def test_what_has_no_answer_is_refused(harness):
     def query(op, x, out):
         operands = harness.operand(x), harness.operand(out)
-        return KERNELS[op].query({"axes": (0,), "keepdims": False}, operands[:1], operands[1:])
+        return needs_of(KERNELS[op], {"axes": (0,), "keepdims": False}, operands[:1], operands[1:])
 
     assert query("max", np.zeros((0, 3)), np.zeros(3)) is None
     assert query("max", np.zeros((0, 0)), np.zeros(0)) is not None
@@ -34,7 +35,9 @@ def test_scratch_and_time_follow_from_the_shapes(harness):
         )
         out = np.broadcast_to(np.float32(0), [n for i, n in enumerate(shape) if i not in axes])
         operands = harness.operand(dense), harness.operand(out)
-        return KERNELS["sum"].query({"axes": axes, "keepdims": False}, operands[:1], operands[1:])
+        return needs_of(
+            KERNELS["sum"], {"axes": axes, "keepdims": False}, operands[:1], operands[1:]
+        )
 
     many = needs((1 << 16, 1 << 14), (1,))
     assert many.workspace_bytes == 0

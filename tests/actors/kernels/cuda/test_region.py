@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import kernel_calls as harness
 import numpy as np
 import pytest
 from fused_programs import Builder
+from kernel_calls import bind_to
 from wide_regions import (
     BF16,
     F32,
@@ -20,12 +22,12 @@ from wide_regions import (
 from actors.kernels.common.kernel import Operand, Piece, size_bytes
 from actors.kernels.cuda import region as cuda_region
 from actors.kernels.cuda.calls import RunProduct
-from actors.kernels.cuda.kernel import DeviceView, gpu_named
-from actors.kernels.cuda.region import CudaRegion
+from actors.kernels.cuda.catalogue import kernels_by_name
+from actors.kernels.cuda.kernel import DeviceView
 from compiler.contract.program import Kind
 from compiler.contract.types import DType, TensorType, contiguous_strides, from_bits, to_bits
 
-KERNEL = CudaRegion(gpu_named("h200"))
+KERNEL = kernels_by_name("h200")["cuda.region"]
 COLUMN, ROW = Kind.COLUMN, Kind.ROW
 
 
@@ -91,7 +93,7 @@ def needs_of(region, types):
         tuple([Operand(x, 0, contiguous_strides(x.shape, x.dtype.itemsize)) for x in own])
         for own in (types, region.outputs)
     ]
-    return KERNEL.query({"region": region}, given, made)
+    return harness.needs_of(KERNEL, {"region": region}, given, made)
 
 
 def loss_types(rows, columns, width):
@@ -221,7 +223,7 @@ def test_the_library_works_at_a_multiple_of_256():
     given = tuple([view(x) for x in loss_types(1000, 4097, 64)])
     size = needs_of(region, loss_types(1000, 4097, 64)).workspace_bytes
     made, space = tuple(map(view, region.outputs)), view(TensorType(DType.UINT8, (size,)))
-    calls = KERNEL.bind({"region": region}, given, made, space)
+    calls = bind_to(KERNEL, {"region": region}, given, made, space)
     places = [call.workspace for call in calls if isinstance(call, RunProduct)]
     assert len(places) == 12
     assert {place % 256 for place in places} == {0}

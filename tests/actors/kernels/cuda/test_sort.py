@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from emulated_run import execute
 
-from actors.kernels.cuda.embedding import KEY, TILE, sort_calls, sort_pieces
+from actors.kernels.cuda.embedding import KEY, ONLY_TILE, TILE, sort_calls, sort_pieces
 from actors.testing.emulated import kernels
 
 SEEDS = (0, 1)
@@ -29,7 +29,7 @@ def sort(native_toolchain):
 
 
 @pytest.mark.parametrize("largest", [0, 1, 255, 256, 70_000, (1 << 32) - 1])
-@pytest.mark.parametrize("num", [1, 31, TILE - 1, TILE, TILE + 1, 3 * TILE + 5])
+@pytest.mark.parametrize("num", [1, 31, TILE - 1, TILE, ONLY_TILE, ONLY_TILE + 1, 3 * TILE + 5])
 def test_keys_come_out_in_order_and_equal_ones_as_they_came(num, largest, sort):
     rng = np.random.default_rng(num)
     keys = rng.integers(0, largest + 1, num).astype(KEY)

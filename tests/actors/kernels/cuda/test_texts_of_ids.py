@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 
 from actors.kernels.cuda import nvrtc
+from actors.kernels.cuda.catalogue import kernels_on
 from actors.kernels.cuda.embedding import (
     TILE,
-    CudaEmbedding,
-    CudaEmbeddingGrad,
-    CudaEmbeddingUpdate,
 )
 from actors.kernels.cuda.kernel import gpu_named
 from compiler.contract.types import DType, TensorType
@@ -30,12 +28,17 @@ def test_kernels_of_ids_keep_all_in_registers(arch, compiler, emulated_run, harn
     attrs = harness.fused("embedding_sgd_update", {"weight_decay": 0.0}, (table, dy, ids, lr))[1]
     float32 = DType.FLOAT32
     found = [
-        emulated_run(CudaEmbedding(GPU), {}, (table, ids), (TensorType(float32, dy.shape),)),
         emulated_run(
-            CudaEmbeddingGrad(GPU), {"rows": 9}, (dy, ids), (TensorType(float32, table.shape),)
+            kernels_on(GPU)["cuda.embedding"], {}, (table, ids), (TensorType(float32, dy.shape),)
         ),
         emulated_run(
-            CudaEmbeddingUpdate(GPU),
+            kernels_on(GPU)["cuda.embedding_grad"],
+            {"rows": 9},
+            (dy, ids),
+            (TensorType(float32, table.shape),),
+        ),
+        emulated_run(
+            kernels_on(GPU)["cuda.embedding_update"],
             attrs,
             (table, dy, ids, lr),
             (TensorType(float32, table.shape),),
@@ -47,4 +50,5 @@ def test_kernels_of_ids_keep_all_in_registers(arch, compiler, emulated_run, harn
     for text in texts.values():
         for name, used in nvrtc.usage(text, arch).items():
             assert used.spilled_bytes == 0, name
-            assert used.registers <= 80, name  # of 256 threads: three blocks at once
+            # Of 256 threads: three blocks at once, but for one that is alone.
+            assert used.registers <= (128 if name.endswith("_tile") else 80), name

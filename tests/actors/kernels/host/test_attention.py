@@ -5,8 +5,8 @@ import pytest
 from attention_formulas import attention, attention_grad
 from kernel_calls import operand
 from kernel_problems import operands as drawn
+from small_blocks import cut_attention
 
-from actors.kernels.common import attention_blocks
 from actors.kernels.native.attention import NATIVE_ATTENTION_KERNELS as NATIVE_KERNELS
 from actors.kernels.reference.attention import ATTENTION_KERNELS
 from actors.kernels.reference.attention_grad import ATTENTION_GRAD_KERNELS
@@ -23,22 +23,22 @@ def operands(harness, case, kind="dense", dtype="float32"):
 
 
 def exact(dy, q, k, v, attrs):
-    """Return y, lse, dq, dk and dv in float64."""
+    """Return y, lse, tail, dq, dk and dv in float64."""
     dy, q, k, v = [x.astype(np.float64) for x in (dy, q, k, v)]
-    y, lse = attention(q, k, v, **attrs)
-    return y, lse, *attention_grad(dy, q, k, v, y, lse, **attrs)
+    results = attention(q, k, v, **attrs)
+    return *results, *attention_grad(dy, q, k, v, *results, **attrs)
 
 
 def forward(native_call, path, q, k, v, dy, attrs):
-    lse = np.empty(q.shape[:-1], q.dtype)
+    lse, tail = np.empty((2, *q.shape[:-1]), q.dtype)
     dense = np.empty(dy.shape, dy.dtype) if path == "numpy" else dy
-    return native_call.call(KERNELS[path][0], attrs, (q, k, v), (dense, lse))
+    return native_call.call(KERNELS[path][0], attrs, (q, k, v), (dense, lse, tail))
 
 
 def backward(native_call, path, q, k, v, dy, attrs):
-    y, lse = forward(native_call, path, q, k, v, dy, attrs)
+    results = forward(native_call, path, q, k, v, dy, attrs)
     dense = tuple([np.empty(x.shape, x.dtype) if path == "numpy" else x for x in (q, k, v)])
-    return native_call.call(KERNELS[path][1], attrs, (dy, q, k, v, y, lse), dense)
+    return native_call.call(KERNELS[path][1], attrs, (dy, q, k, v, *results), dense)
 
 
 SHAPE = (2, 3), 7, 7, 4, 4
@@ -57,17 +57,17 @@ def test_what_it_does_not_take_is_left_to_others(name, native, harness):
     q, k, v, dy = map(operand, DECLINED[name](harness))
     lse = operand(np.empty(q.shape[:-1], np.float32))
     attrs = {"scale": 1.0, "causal": False}
-    assert FORWARD.query(attrs, (q, k, v), (dy, lse)) is None
-    assert BACKWARD.query(attrs, (dy, q, k, v, dy, lse), (q, k, v)) is None
+    assert FORWARD.plan(attrs, (q, k, v), (dy, lse, lse)) is None
+    assert BACKWARD.plan(attrs, (dy, q, k, v, dy, lse, lse), (q, k, v)) is None
 
 
 def test_it_takes_no_call_while_native_kernels_are_off(native, harness):
     q, k, v, dy = map(operand, operands(harness, SHAPE))
     lse = operand(np.empty(q.shape[:-1], np.float32))
     attrs = {"scale": 1.0, "causal": False}
-    assert FORWARD.query(attrs, (q, k, v), (dy, lse)) is not None
+    assert FORWARD.plan(attrs, (q, k, v), (dy, lse, lse)) is not None
     native.disable()
-    assert FORWARD.query(attrs, (q, k, v), (dy, lse)) is None
+    assert FORWARD.plan(attrs, (q, k, v), (dy, lse, lse)) is None
 
 
 def test_scratch_grows_with_the_lengths_not_with_their_product(native, harness):
@@ -76,8 +76,8 @@ def test_scratch_grows_with_the_lengths_not_with_their_product(native, harness):
         lse = operand(np.empty(q.shape[:-1], np.float32))
         attrs = {"scale": 1.0, "causal": True}
         if kernel is FORWARD:
-            return kernel.query(attrs, (q, k, v), (dy, lse)).workspace_bytes
-        return kernel.query(attrs, (dy, q, k, v, dy, lse), (q, k, v)).workspace_bytes
+            return kernel.plan(attrs, (q, k, v), (dy, lse, lse)).needs.workspace_bytes
+        return kernel.plan(attrs, (dy, q, k, v, dy, lse, lse), (q, k, v)).needs.workspace_bytes
 
     assert scratch(FORWARD, 4096) == scratch(FORWARD, 8192)
     longer = scratch(BACKWARD, 8192) - scratch(BACKWARD, 4096)
@@ -86,21 +86,21 @@ def test_scratch_grows_with_the_lengths_not_with_their_product(native, harness):
 
 @pytest.mark.parametrize("kind", ["dense", "permuted"])
 def test_heads_are_right_however_they_are_grouped(kind, harness, monkeypatch, native_call):
-    monkeypatch.setattr(attention_blocks, "STRIPS", (8, 8))
+    cut_attention(monkeypatch, STRIPS=(8, 8))
     q, k, v, dy = operands(harness, ((5, 7), 20, 20, 4, 6), kind)
     k[1, 2, 1], q[1, 2, :, 0] = -50, 4  # this head needs the maxima
     attrs = {"scale": 0.5, "causal": True}
     right = exact(dy, q, k, v, attrs)
     sizes = []
     for limit in (1, 5_000, 12_000, 30_000, 1 << 20):
-        monkeypatch.setattr(attention_blocks, "GROUP_BYTES", limit)
+        cut_attention(monkeypatch, GROUP_BYTES=limit)
         got = (
             *forward(native_call, "numpy", q, k, v, dy, attrs),
             *backward(native_call, "numpy", q, k, v, dy, attrs),
         )
         for array, expected in zip(got, right, strict=True):
             np.testing.assert_allclose(array, expected, rtol=2e-4, atol=2e-4)
-        outputs = np.empty(v.shape, np.float32), np.empty(q.shape[:-1], np.float32)
+        outputs = np.empty_like(v), *np.empty((2, *q.shape[:-1]), np.float32)
         bound = native_call.bind(KERNELS["numpy"][0], attrs, (q, k, v), outputs)
         sizes.append(bound[1].workspace_bytes)
     assert len(set(sizes)) == len(sizes)
@@ -135,7 +135,7 @@ def test_it_is_about_as_accurate_as_the_chain_that_it_replaces(
     q, k, v, dy = operands(harness, ((2,), 160, 160, 32, 32))
     q *= np.float32(spread)
     attrs = {"scale": 32**-0.5, "causal": causal}
-    y, _, *grads = exact(dy, q, k, v, attrs)
+    y, _, _, *grads = exact(dy, q, k, v, attrs)
     ours = (
         forward(native_call, "numpy", q, k, v, dy, attrs)[0],
         *backward(native_call, "numpy", q, k, v, dy, attrs),
@@ -157,5 +157,5 @@ def test_values_so_large_that_plain_sums_overflow_give_what_softmax_gives(
     q = np.full((1, 1, 4), 6.0, np.float32)
     k, v = np.full((1, 2, 4), 5.0, np.float32), np.full((1, 2, 1), value, np.float32)
     attrs = {"scale": 32 / 60, "causal": False}
-    y, _ = forward(native_call, "numpy", q, k, v, v[:, :1], attrs)
+    y, *_ = forward(native_call, "numpy", q, k, v, v[:, :1], attrs)
     np.testing.assert_allclose(y, np.float32(value), rtol=1e-6)

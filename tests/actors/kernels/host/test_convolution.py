@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from emulated_run import loaded, stored
-from kernel_calls import call_kernel, low_operand, operand
+from kernel_calls import bind_to, call_kernel, low_operand, needs_of, operand
 
 from actors.kernels.common.convolution_steps import OPS
 from actors.kernels.host import catalogue
@@ -84,7 +84,7 @@ def test_slices_of_channels_agree_with_float64(
         shape, most = right.shape, np.abs(right).max()
         out = lying(np.zeros(shape, inputs[0].dtype), is_last=is_last and "weight" not in op)
         kernel = kernels[f"onednn.{op}"]
-        if kernel.query(own, tuple(map(low_operand, inputs)), (low_operand(out),)) is None:
+        if kernel.plan(own, tuple(map(low_operand, inputs)), (low_operand(out),)) is None:
             assert not has_products(dtype)
             continue
         (made,) = call_kernel(kernel, own, inputs, (out,), of=low_operand)
@@ -108,7 +108,7 @@ def test_columns_of_one_element_are_the_input_itself():
         pad = ways | dict.fromkeys(("low", "high"), (kernel // 2,) * 2)
         weight = np.zeros((4, 8, kernel, kernel), np.float32)
         kernels = catalogue.kernels_by_name()
-        needs = kernels["numpy.conv"].query(pad, (operand(x), operand(weight)), (operand(y),))
+        needs = needs_of(kernels["numpy.conv"], pad, (operand(x), operand(weight)), (operand(y),))
         assert (needs.workspace_bytes > scratch) == (kernel > 1)
 
 
@@ -124,7 +124,7 @@ def test_scratch_of_columns_is_no_more_than_a_chunk_and_what_is_padded():
     ):
         kernel = catalogue.kernels_by_name()[f"numpy.{op}"]
         out = np.empty(out.shape, np.float32)
-        needs = kernel.query(attrs, tuple(map(operand, inputs)), (operand(out),))
+        needs = needs_of(kernel, attrs, tuple(map(operand, inputs)), (operand(out),))
         most = on_numpy.CHUNK_BYTES + padded + 2 * weight.nbytes + 64 * 112 * 112 * 4
         assert 0 < needs.workspace_bytes <= most
     assert {*OPS} == {"conv", "conv_input_grad", "conv_weight_grad"}
@@ -143,11 +143,11 @@ def test_weights_that_are_held_give_the_same_rows_until_they_are_others(native):
         right = reference.get(find_op("conv"))(Attrs(attrs), x, weight)[0]
         given = attrs | {"held": True}
         out = np.empty_like(right)
-        needs = kernel.query(given, *[tuple(map(operand, a)) for a in ((x, weight), (out,))])
+        needs = needs_of(kernel, given, *[tuple(map(operand, a)) for a in ((x, weight), (out,))])
         assert needs.prepacked_input == 1
         raw = np.zeros(needs.workspace_bytes + 64, np.uint8)
         kept = raw[-raw.ctypes.data % 64 :][: needs.workspace_bytes]
-        launch = kernel.bind(given, (x, weight), (out,), kept)
+        launch = bind_to(kernel, given, (x, weight), (out,), kept)
         for factor in (1, 1, 2):
             if factor > 1:
                 weight *= factor

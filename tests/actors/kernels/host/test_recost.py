@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from actors.kernels.common import cost
-from actors.kernels.common.cost import HELPERS_SPIN_NS, REFERENCE, reference_in_c
-from actors.kernels.common.kernel import BytePass, CWork, Work
-from actors.kernels.host.calibration import GRANULE_BYTES, durations_ns
+from actors.kernels.common.cost import HELPERS_SPIN_NS, REFERENCE, reference_of_threads
+from actors.kernels.common.kernel import BytePass, KernelPlan, Work
+from actors.kernels.host.calibration import GRANULE_BYTES, firing_prices
 from actors.kernels.host.calibration import estimate_launch_costs as prices_of
 from compiler.contract.placement import HOST, Memory, StreamRole
 from compiler.contract.plan import Plan
@@ -103,8 +103,8 @@ def test_a_small_chain_misses_nothing():
 @pytest.mark.parametrize("kernel", ["elsewhere.copy", "mute.copy"])
 def test_a_kernel_that_does_not_describe_its_work_keeps_the_plans_estimate(kernel, monkeypatch):
     class Mute:
-        def query(self, attrs, inputs, outputs):
-            return cost.KernelNeeds(duration_ns=5.0)
+        def plan(self, attrs, inputs, outputs):
+            return KernelPlan(cost.KernelNeeds(duration_ns=5.0), None)
 
     monkeypatch.setattr(
         "actors.kernels.host.calibration.catalogue.kernels_by_name", lambda: {"mute.copy": Mute()}
@@ -115,29 +115,31 @@ def test_a_kernel_that_does_not_describe_its_work_keeps_the_plans_estimate(kerne
 
 def test_an_actor_takes_what_its_launches_take_and_without_any_what_the_plan_says():
     plan = plan_of((launch((0,), 1), launch((1,), 0)), 2, 1 << 16)
-    assert durations_ns(plan, FREE) == (77.0, sum(recost(plan, FREE)[1]))
+    durations = tuple([price.duration_ns for price in firing_prices(plan, FREE)])
+    assert durations == (77.0, sum(recost(plan, FREE)[1]))
 
 
 def test_helpers_sleep_where_a_chain_begins_and_after_long_launches_on_one_thread(monkeypatch):
     """Shared launches (S) and short (s) and long (l) ones on one thread: which of them wake."""
-    long_ns = 2 * HELPERS_SPIN_NS
-    sizes = {"S": (1000.0, 4), "s": (1000.0, 1), "l": (long_ns, 1)}
+    sizes = {"S": (1e6, True), "s": (1000.0, True), "l": (2 * HELPERS_SPIN_NS, False)}
 
-    class Told:
-        def __init__(self, size, pieces):
-            self.work = CWork(((BytePass.EXP, size),), pieces=pieces)
+    class Described:
+        def __init__(self, size, is_native):
+            self.work = Work(0, passes=((BytePass.EXP, size),), is_native=is_native)
 
-        def query(self, attrs, inputs, outputs):
-            return cost.KernelNeeds(work=Work(in_c=lambda: self.work))
+        def plan(self, attrs, inputs, outputs):
+            return KernelPlan(cost.KernelNeeds(work=self.work), None)
 
-    binders = {name: Told(*size) for name, size in sizes.items()}
+    binders = {name: Described(*size) for name, size in sizes.items()}
     monkeypatch.setattr(
         "actors.kernels.host.calibration.catalogue.kernels_by_name", lambda: binders
     )
-    in_c = replace(
-        reference_in_c(2), wake_ns=30_000.0, pass_ns=(1.0,) * len(BytePass), pass_speedup=2.0
-    )
+    wake_ns = 30_000.0
+    rates = replace(
+        reference_of_threads(2), pass_ns=(1.0,) * len(BytePass), miss_ns=(0.0,) * 5,
+        compute_gain=2.0,
+    )  # fmt: skip
     plan = plan_of(tuple([launch((0,), 1, name) for name in "SSsSlS"]), 2, 16)
-    prices = recost(plan, replace(REFERENCE, in_c=replace(in_c, miss_ns=(0.0,) * 4)))[1]
-    woken = [x > 30_000 for x in prices]
-    assert woken == [True, False, False, False, True, True]
+    slept = recost(plan, replace(rates, wake_ns=wake_ns))[1]
+    added = [x - y for x, y in zip(slept, recost(plan, rates)[1], strict=True)]
+    assert added == [wake_ns, 0, 0, 0, 0, wake_ns]

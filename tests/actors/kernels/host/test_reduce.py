@@ -1,7 +1,8 @@
 """What reductions on the host take; their numbers: `test_conformance`."""
 
 import numpy as np
-import pytest
+from error_texts import raises
+from kernel_calls import needs_of
 
 from actors.kernels.host import catalogue
 from actors.kernels.native.reduce import NATIVE_REDUCE_KERNELS
@@ -20,14 +21,14 @@ def test_reductions_over_nothing_give_zero_for_sums_and_are_refused_for_maxima(h
     (y,) = harness.call("sum", attrs, (x,), (((3,), "float32"),))
     np.testing.assert_array_equal(y, 0)
     operands = harness.operand(x), harness.operand(y)
-    with pytest.raises(LookupError, match=r" max\(float32\[3, 0\]\)"):
+    with raises(LookupError):
         catalogue.select_kernel("max", attrs, operands[:1], operands[1:])
 
 
 def test_what_these_kernels_do_not_do_is_left_to_numpy(native, native_call):
     def query(op, x, out, **attrs):
         operands = native_call.operand(x), native_call.operand(out)
-        return NATIVE[op].query(attrs, operands[:1], operands[1:])
+        return needs_of(NATIVE[op], attrs, operands[:1], operands[1:])
 
     over = {"axes": (0,), "keepdims": False}
     apart = {"axes": (0, 2), "keepdims": False}

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 from actors.kernels.common.host_memory import address
 from actors.kernels.library.launch import (
@@ -75,7 +76,7 @@ def test_a_lone_launch_is_left_as_it_is(make):
 def test_the_first_failure_ends_the_item_and_is_known_by_its_number(make, log):
     chain = merge_native_launches((make(1), lambda: None, make(2), make(3, status=9), make(4)))
     chain[0](), chain[1]()
-    with pytest.raises(NativeError, match="status 9: launch 3 says 9"):
+    with raises(NativeError):
         chain[2]()
     assert logged(log) == [1, 2, 3]
     assert launch_number(chain, 2, 5) == 3

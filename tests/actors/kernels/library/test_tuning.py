@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ import pytest
 from actors.kernels.common.files import read_object, replace_object
 from actors.kernels.common.gemm import gemm_of, view_of_array
 from actors.kernels.library import tuning
+from actors.kernels.library.tuning import ProductTable
 from actors.kernels.native.matmul import LIBRARIES
 
 
@@ -15,11 +17,21 @@ def gemm(m=128, k=128, n=128):
 
 
 @pytest.fixture
-def folder(native, tmp_path, monkeypatch):
-    """A table of this test alone, measured by a stub that counts."""
-    monkeypatch.setattr(tuning, "_state", tuning._TuningState())
+def folder(native, tmp_path, untuned):
+    """Where the table of this test is."""
     tuning.configure(tmp_path, deterministic=False)
     return tmp_path
+
+
+@pytest.fixture
+def forget(untuned):
+    """Return a function that makes this process a new one, with its table in a folder."""
+
+    def begin(folder):
+        untuned()
+        tuning.configure(folder, deterministic=False)
+
+    return begin
 
 
 @pytest.fixture
@@ -35,12 +47,7 @@ def measured(monkeypatch):
     return keys
 
 
-def forget(folder):
-    tuning._state = tuning._TuningState()
-    tuning.configure(folder, deterministic=False)
-
-
-def test_a_product_is_measured_once_and_remembered_by_the_next_process(folder, measured):
+def test_a_product_is_measured_once_and_remembered_by_the_next_process(folder, measured, forget):
     first = tuning.library_for(gemm(), LIBRARIES)
     assert tuning.library_for(gemm(), LIBRARIES) == first
     forget(folder)
@@ -59,7 +66,7 @@ def test_the_rule_measures_nothing_and_writes_nothing(folder, measured):
     assert tuning.epoch() == "rule"
 
 
-def test_after_retune_everything_is_measured_anew_in_another_epoch(folder, measured):
+def test_after_retune_everything_is_measured_anew_in_another_epoch(folder, measured, forget):
     tuning.library_for(gemm(), LIBRARIES)
     before = tuning.epoch()
     tuning.retune()
@@ -75,7 +82,9 @@ ABSURD = ["", "{", '{"epoch": 0, "products": {}}', "\x00\xff", "[" * 100_000]
 
 
 @pytest.mark.parametrize("text", ABSURD, ids=lambda text: text[:40])
-def test_an_absurd_file_is_measured_anew_with_one_line_and_replaced(folder, measured, text, caplog):
+def test_an_absurd_file_is_measured_anew_with_one_line_and_replaced(
+    folder, measured, text, caplog, forget
+):
     tuning.library_for(gemm(), LIBRARIES)
     (file,) = folder.iterdir()
     file.write_text(text, encoding="latin-1")
@@ -83,10 +92,10 @@ def test_an_absurd_file_is_measured_anew_with_one_line_and_replaced(folder, meas
     tuning.library_for(gemm(), LIBRARIES)
     tuning.library_for(gemm(64, 64, 64), LIBRARIES)
     assert len(measured) == 3
-    assert gemm().key in read_object(file)["products"]
+    assert gemm().key in read_object(file, ProductTable).products
     assert len(caplog.records) == 1
     assert f"{file} is damaged" in caplog.text
-    assert "matrix products are measured anew" in caplog.text
+    assert "matrix products are measured again" in caplog.text
 
 
 def a_directory(file):
@@ -102,7 +111,7 @@ def a_loop(file):
 
 
 @pytest.mark.parametrize("put", [a_directory, a_pipe, a_loop])
-def test_what_is_no_file_costs_a_measurement_and_one_line(folder, measured, put, caplog):
+def test_what_is_no_file_costs_a_measurement_and_one_line(folder, measured, put, caplog, forget):
     tuning.library_for(gemm(), LIBRARIES)
     (file,) = folder.iterdir()
     file.unlink()
@@ -116,11 +125,11 @@ def test_what_is_no_file_costs_a_measurement_and_one_line(folder, measured, put,
     assert list(folder.iterdir()) == [file], "nothing is left behind"
 
 
-def test_a_library_that_is_gone_is_not_taken_from_the_table(folder, measured):
+def test_a_library_that_is_gone_is_not_taken_from_the_table(folder, measured, forget):
     tuning.library_for(gemm(), LIBRARIES)
     (file,) = folder.iterdir()
-    content = read_object(file)
-    replace_object(file, content | {"products": dict.fromkeys(content["products"], "somebody")})
+    content = read_object(file, ProductTable)
+    replace_object(file, replace(content, products=dict.fromkeys(content.products, "somebody")))
     forget(folder)
     assert tuning.library_for(gemm(), LIBRARIES) in [library.name for library in LIBRARIES]
 
@@ -128,14 +137,13 @@ def test_a_library_that_is_gone_is_not_taken_from_the_table(folder, measured):
 def test_what_another_process_found_meanwhile_is_kept(folder, measured):
     tuning.library_for(gemm(), LIBRARIES)
     (file,) = folder.iterdir()
-    content = read_object(file)
-    content["products"]["theirs"] = "c"
-    replace_object(file, content)
+    content = read_object(file, ProductTable)
+    replace_object(file, replace(content, products={**content.products, "theirs": "c"}))
     tuning.library_for(gemm(64, 64, 64), LIBRARIES)
-    assert set(read_object(file)["products"]) >= {"theirs", gemm().key}
+    assert set(read_object(file, ProductTable).products) >= {"theirs", gemm().key}
 
 
-def test_a_folder_that_cannot_be_written_costs_a_measurement_and_no_more(folder, measured):
+def test_a_folder_that_cannot_be_written_costs_a_measurement_and_no_more(folder, measured, forget):
     (folder / "file").write_text("")
     forget(folder / "file" / "below")
     assert tuning.library_for(gemm(), LIBRARIES) == tuning.library_for(gemm(), LIBRARIES)
@@ -157,8 +165,7 @@ def test_what_another_process_measured_first_is_taken_over_before_the_answer(fol
     """A rival writes its table while the product is being measured."""
 
     def rival(gemm, libraries):
-        content = {"epoch": 0, "products": {gemm.key: libraries[0].name}}
-        replace_object(tuning._file(), content)
+        replace_object(tuning._file(), ProductTable(0, {gemm.key: libraries[0].name}))
         return libraries[-1].name
 
     monkeypatch.setattr(tuning, "_measured", rival)
@@ -166,4 +173,4 @@ def test_what_another_process_measured_first_is_taken_over_before_the_answer(fol
     assert taken[0].name != taken[-1].name
     assert tuning.library_for(gemm(), LIBRARIES) == taken[0].name
     (file,) = folder.iterdir()
-    assert read_object(file)["products"] == {gemm().key: taken[0].name}
+    assert read_object(file, ProductTable).products == {gemm().key: taken[0].name}

@@ -1,7 +1,7 @@
 import pytest
 
 from actors.kernels.common.attention_blocks import BlockExtents
-from actors.kernels.native.attention import _CHUNK_FLOPS, _chunks, in_c
+from actors.kernels.native.attention import _CHUNK_FLOPS, _chunks
 
 
 @pytest.mark.parametrize("is_forward", [True, False])
@@ -11,9 +11,7 @@ def test_chunks_are_equal_and_as_many_as_a_power_of_two(heads, rows, is_forward)
     e = BlockExtents(heads, rows, rows, 32, 32, True)
     block, group = _chunks(e, is_forward=is_forward)
     parts = heads * (-(-rows // block) if is_forward else 1)
-    pieces = in_c(e, is_forward=is_forward).pieces
-    assert pieces == -(-parts // group)
-    count = min(parts, 1 << (int(pieces) - 1).bit_length())
+    count = min(parts, 1 << (-(-parts // group) - 1).bit_length())
     assert group == -(-parts // count)
     each = min(block, rows) if is_forward else rows
     flops = each * rows * 64 * (2.0 if is_forward else 5.0)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from error_texts import raises
 from kernel_calls import Declined, run_typed
 from wide_regions import (
     BF16,
@@ -23,10 +24,10 @@ from wide_regions import (
 )
 
 from actors.kernels.native.emit import emit
-from actors.kernels.native.region import ChunkedKernel
+from actors.kernels.native.region import CHUNKED_KERNELS, functions_of_region
 from actors.kernels.program.spaces import buffers_of
-from actors.kernels.reference.bfloat16 import WidenedKernel
-from actors.kernels.reference.region import NumpyRegionKernel
+from actors.kernels.reference.bfloat16 import upcast
+from actors.kernels.reference.region import REGION_KERNELS
 from compiler.contract.program import ProgramError
 from compiler.contract.region import TiledLoop, check_region
 from compiler.contract.types import TensorType
@@ -37,18 +38,18 @@ def run(kernel, region, dtypes, arrays):
 
 
 def kernels(dtype):
-    numpys = NumpyRegionKernel()
-    return {"c": ChunkedKernel(), "numpy": WidenedKernel(numpys) if dtype is BF16 else numpys}
+    numpys = upcast(REGION_KERNELS) if dtype is BF16 else REGION_KERNELS
+    return {"c": CHUNKED_KERNELS[0], "numpy": next(iter(numpys))}
 
 
 def test_rows_that_do_not_lie_evenly_apart_are_declined():
     """As where a part of a longer tensor is read, of which rows are several axes."""
     region, rng = activated_region(6, 4, 5), np.random.default_rng(1)
     whole, weight = rng.standard_normal((2, 5, 4)).astype(np.float32), np.ones((4, 5), np.float32)
-    (got,), _ = run(NumpyRegionKernel(), region, [F32] * 2, [whole[:, :3].copy(), weight])
+    (got,), _ = run(REGION_KERNELS[0], region, [F32] * 2, [whole[:, :3].copy(), weight])
     np.testing.assert_allclose(got, np.tanh(whole[:, :3].reshape(6, 4)) @ weight, rtol=1e-5)
     with pytest.raises(Declined):
-        run(NumpyRegionKernel(), region, [F32] * 2, [whole[:, :3], weight])
+        run(REGION_KERNELS[0], region, [F32] * 2, [whole[:, :3], weight])
 
 
 def test_scratch_is_one_chunk_and_the_gradient_lies_over_the_logits(groups, native):
@@ -62,12 +63,12 @@ def test_scratch_is_one_chunk_and_the_gradient_lies_over_the_logits(groups, nati
 
 def test_a_kernel_tells_the_functions_that_it_will_need(groups, native):
     region, _ = loss_region(F32, 20, 17, 4, 6, ("losses", "dx"))
-    (function,) = ChunkedKernel().functions({"region": region}, (), ())
+    (function,) = functions_of_region({"region": region})
     assert function.name == emit(region.steps[1].program).name
 
 
 def broken(groups):
-    """Regions that say something wrong, with a word of what is said of them."""
+    """Regions that say something wrong."""
     region, _ = loss_region(F32, 20, 17, 4, 6, ("losses", "dx"))
     product, program, dx = region.steps
     b = groups.Builder()
@@ -76,27 +77,26 @@ def broken(groups):
     def with_steps(*steps):
         return replace(region, steps=steps)
 
-    yield replace(region, chunk_rows=21), "chunks of 21 rows, of 20"
-    yield replace(region, num_inputs=4), "a region of 4 operands, called with 5"
-    yield replace(region, columns=18), "a result of 20 rows and 17 columns"
-    yield with_steps(product, program), "is made by no step"
-    yield with_steps(program, dx), "step 0 of the region, program: needs value 5 to read"
-    yield with_steps(product, product, program, dx), "value 5 not to be made before"
-    yield with_steps(replace(product, reads=(0, 2)), program, dx), "matrices that fit"
-    yield with_steps(replace(product, reads=(3, 1)), program, dx), "value 3 to be a matrix"
-    yield with_steps(product, replace(program, program=None), dx), "needs a program"
-    yield with_steps(product, replace(program, reads=(5, 3, 3)), dx), "value 3 to be of float32"
-    yield with_steps(product, replace(program, program=summed), dx), "instructions of single rows"
-    yield with_steps(product, program, replace(dx, kind=COLUMN_SUM)), "another number of operands"
+    yield replace(region, chunk_rows=21)
+    yield replace(region, num_inputs=4)
+    yield replace(region, columns=18)
+    yield with_steps(product, program)
+    yield with_steps(program, dx)
+    yield with_steps(product, product, program, dx)
+    yield with_steps(replace(product, reads=(0, 2)), program, dx)
+    yield with_steps(replace(product, reads=(3, 1)), program, dx)
+    yield with_steps(product, replace(program, program=None), dx)
+    yield with_steps(product, replace(program, reads=(5, 3, 3)), dx)
+    yield with_steps(product, replace(program, program=summed), dx)
+    yield with_steps(product, program, replace(dx, kind=COLUMN_SUM))
 
 
 def test_a_region_that_contradicts_itself_is_refused_by_a_rule(groups):
     shapes = [(20, 4), (4, 17), (17, 4), (20,), ()]
     inputs = tuple([TensorType(d, s) for d, s in zip(dtypes_of(F32, 5), shapes, strict=True)])
-    for region, words in broken(groups):
-        with pytest.raises(ProgramError) as caught:
+    for region in broken(groups):
+        with raises(ProgramError):
             check_region(region, inputs)
-        assert words in str(caught.value)
 
 
 def test_chunks_cover_all_rows_once():

@@ -32,4 +32,4 @@ def test_a_bad_id_leaves_the_table_as_it_was_and_the_next_batch_runs(native, nat
 def test_rows_that_are_not_dense_are_left_to_numpy(native, native_call):
     weight, ids, out = np.zeros((4, 6)).T, np.zeros(3, int), np.zeros((3, 4))
     operands = tuple(map(native_call.operand, (weight, ids, out)))
-    assert NATIVE["embedding"].query({}, operands[:2], operands[2:]) is None
+    assert NATIVE["embedding"].plan({}, operands[:2], operands[2:]) is None

@@ -7,6 +7,7 @@ import ctypes
 import msgpack
 import numpy as np
 import pytest
+from error_texts import raises
 from fused_programs import (
     cross_entropy,
     gelu_grad_and_bias,
@@ -15,16 +16,16 @@ from fused_programs import (
     layer_norm_grad,
     softmax,
 )
-from kernel_calls import garbage, operand
+from kernel_calls import bind_to, garbage, operand
 
-from actors.kernels.host.catalogue import Generated
+from actors.kernels.common.kernel import KernelPlan
 from actors.kernels.library import runtime
 from actors.kernels.native.emit import emit, is_taken
-from actors.kernels.native.fused import FusedKernel
+from actors.kernels.native.fused import FUSED_KERNELS, functions_of_program
 from actors.kernels.native.loops import num_rows_at_once
 from actors.kernels.program import values as words
-from compiler.contract.codec import from_row, to_msgpack, to_row
-from compiler.contract.errors import InternalError, PlanFormatError
+from compiler.contract.codec import DecodeError, from_row, to_msgpack, to_row
+from compiler.contract.errors import InternalError
 from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramError, ProgramInput
 from compiler.contract.types import DType
 
@@ -32,7 +33,7 @@ FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
 F32, F64, BF16 = DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16
 I64, I32, BOOL = DType.INT64, DType.INT32, DType.BOOL
 FLOATS = (F32, F64)
-KERNEL = FusedKernel()
+(KERNEL,) = FUSED_KERNELS
 EXTENTS = ((1, 1), (1, 37), (5, 1), (3, 16), (7, 33), (64, 100), (0, 5), (4, 0))
 
 
@@ -50,6 +51,7 @@ def test_spaces_without_elements_sum_to_zero(kernel, groups, rows, columns):
     groups.check(kernel, gelu_grad_and_bias(), rows, columns)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("shape", [(2, 30_000), (1, 100_003), (900, 300)])
 @pytest.mark.parametrize("name", ["layer norm", "its gradient", "softmax", "dropout"])
 def test_large_spaces_are_cut_and_match(kernel, groups, shape, name):
@@ -59,13 +61,12 @@ def test_large_spaces_are_cut_and_match(kernel, groups, shape, name):
 
 
 @pytest.mark.parametrize("shape", [(2, 30_000), (900, 300), (1500, 40)])
-def test_one_thread_gives_the_bits_of_two(native, groups, shape, monkeypatch):
+def test_one_thread_gives_the_bits_of_two(native, groups, shape):
     for program in known(*shape).values():
         arrays = groups.operands(program, *shape)
         two, needs = groups.run(KERNEL, program, *shape, arrays, launches=1)
-        monkeypatch.setattr(runtime, "num_threads", lambda: 1)
-        one, fewer = groups.run(KERNEL, program, *shape, arrays, launches=1)
-        monkeypatch.undo()
+        with runtime.as_one_thread():
+            one, fewer = groups.run(KERNEL, program, *shape, arrays, launches=1)
         assert fewer.workspace_bytes <= needs.workspace_bytes
         for a, b in zip(one, two, strict=True):
             np.testing.assert_array_equal(a, b)
@@ -74,17 +75,19 @@ def test_one_thread_gives_the_bits_of_two(native, groups, shape, monkeypatch):
 def test_a_launch_takes_the_threads_its_workspace_has_room_for(native, groups, monkeypatch):
     program, shape = softmax(), (900, 300)
     arrays = groups.operands(program, *shape)
-    monkeypatch.setattr(runtime, "num_threads", lambda: 1)
-    query = KERNEL.query
-    one, _ = groups.run(KERNEL, program, *shape, arrays)
+    with runtime.as_one_thread():
+        one, _ = groups.run(KERNEL, program, *shape, arrays)
 
     class BoundElsewhere:
-        def query(self, *call):
-            return query(*call)
+        def plan(self, *call):
+            with runtime.as_one_thread():
+                plan = KERNEL.plan(*call)
 
-        def bind(self, *call):
-            monkeypatch.setattr(runtime, "num_threads", lambda: 64)
-            return KERNEL.bind(*call)
+            def bind(*places):
+                monkeypatch.setattr(runtime, "num_threads", lambda: 64)
+                return plan.bind(*places)
+
+            return KernelPlan(plan.needs, bind)
 
     many, _ = groups.run(BoundElsewhere(), program, *shape, arrays)
     np.testing.assert_array_equal(one[0], many[0])
@@ -149,16 +152,16 @@ def test_rows_that_are_not_evenly_spaced_are_declined(kernel, groups, axes):
     x = np.zeros(shape, np.float32).transpose(axes)
     attrs = {"program": program, "rows": 24, "columns": 6}
     result = operand(np.zeros(shape, np.float32))
-    assert kernel.query(attrs, (operand(x),), (result,)) is None
+    assert kernel.plan(attrs, (operand(x),), (result,)) is None
 
 
 def test_a_bad_index_fails_the_launch_and_is_named(kernel, groups):
     program = cross_entropy(5)
     x, labels = np.zeros((4, 5), np.float32), np.array([0, 4, 5, 1])
-    with pytest.raises(IndexError, match=r"^label 5 at position 2 is outside 0\.\.4$"):
+    with raises(IndexError):
         groups.run(kernel, program, 4, 5, [x, labels])
     labels[2] = -1
-    with pytest.raises(IndexError, match=r"^label -1 at position 2 is outside 0\.\.4$"):
+    with raises(IndexError):
         groups.run(kernel, program, 4, 5, [x, labels])
 
 
@@ -169,7 +172,7 @@ def test_rows_given_by_a_caller_make_the_launch(native, groups):
     attrs = {"program": program, "rows": rows, "columns": columns}
     outputs = tuple(np.zeros_like(x) for x in expected)
     space = garbage(needs.workspace_bytes)[0]
-    launch = KERNEL.bind(attrs, tuple(arrays), outputs, space)
+    launch = bind_to(KERNEL, attrs, tuple(arrays), outputs, space)
     name = emit(program).name
     library = next(x for x in runtime._state.libraries if hasattr(x, name))
     addresses = {
@@ -227,16 +230,16 @@ def test_a_program_the_compiler_refused_is_declined(native, groups, monkeypatch)
     program = softmax()
     x = operand(np.zeros((3, 4), np.float32))
     attrs = {"program": program, "rows": 3, "columns": 4}
-    assert KERNEL.query(attrs, (x,), (x,)) is not None
+    assert KERNEL.plan(attrs, (x,), (x,)) is not None
     monkeypatch.setattr(runtime, "is_broken", lambda f: f.name == emit(program).name)
-    assert KERNEL.query(attrs, (x,), (x,)) is None
+    assert KERNEL.plan(attrs, (x,), (x,)) is None
 
 
 def test_without_a_compiler_every_program_is_declined(groups):
     runtime.disable()
     x = operand(np.zeros((3, 4), np.float32))
     attrs = {"program": softmax(), "rows": 3, "columns": 4}
-    assert KERNEL.query(attrs, (x,), (x,)) is None
+    assert KERNEL.plan(attrs, (x,), (x,)) is None
 
 
 def test_programs_that_differ_in_the_sign_of_a_zero_are_two(native, groups):
@@ -252,9 +255,8 @@ def test_programs_that_differ_in_the_sign_of_a_zero_are_two(native, groups):
 
 def test_a_function_is_described_by_the_members_of_its_group(native, groups):
     attrs = {"program": softmax(), "rows": 2, "columns": 3}
-    (function,) = KERNEL.functions(attrs | {"members": ("softmax", "mul")}, (), ())
+    (function,) = functions_of_program(attrs | {"members": ("softmax", "mul")})
     assert function.about.startswith("softmax, mul: program of 5 instructions (row_max, sub, exp")
-    assert isinstance(KERNEL, Generated)
 
 
 HOSTILE = (
@@ -270,8 +272,8 @@ HOSTILE = (
 def test_no_word_of_a_plan_reaches_the_compiler(native, groups, name):
     program = softmax()
     attrs = {"program": program, "rows": 2, "columns": 3}
-    (plain,) = KERNEL.functions(attrs | {"members": ("softmax",)}, (), ())
-    (hostile,) = KERNEL.functions(attrs | {"members": (name,)}, (), ())
+    (plain,) = functions_of_program(attrs | {"members": ("softmax",)})
+    (hostile,) = functions_of_program(attrs | {"members": (name,)})
     assert name in hostile.about
     assert runtime._text_with([hostile]) == runtime._text_with([plain])
 
@@ -297,15 +299,15 @@ def test_a_program_with_anything_but_its_own_words_and_numbers_is_refused(groups
 
     def text_of(hostile):
         program = from_row(FusedProgram, hostile)
-        return KERNEL.functions({"program": program, "rows": 2, "columns": 3}, (), ())
+        return functions_of_program({"program": program, "rows": 2, "columns": 3})
 
-    with pytest.raises((ProgramError, PlanFormatError)):
+    with pytest.raises((ProgramError, DecodeError)):
         text_of(put(row, place))
 
 
 def test_anything_but_a_program_in_the_place_of_one_is_refused():
-    with pytest.raises(InternalError, match="'program' should be a program, not 5"):
-        KERNEL.functions({"program": 5, "rows": 2, "columns": 3}, (), ())
+    with raises(InternalError):
+        functions_of_program({"program": 5, "rows": 2, "columns": 3})
 
 
 def test_one_text_serves_every_shape(groups):
@@ -317,6 +319,7 @@ def test_one_text_serves_every_shape(groups):
     assert "exp" in emit(other).about
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kind", ["equal", "random"])
 @pytest.mark.parametrize(("rows", "columns"), [(100_001, 3), (100_001, 1), (3, 100_001)])
 def test_long_sums_lose_less_than_a_millionth(rows, columns, kind, kernel, groups):

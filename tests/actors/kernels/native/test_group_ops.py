@@ -7,7 +7,7 @@ import pytest
 from fused_programs import random_program
 
 from actors.kernels.native.emit import is_taken
-from actors.kernels.native.fused import FusedKernel
+from actors.kernels.native.fused import FUSED_KERNELS
 from actors.kernels.program import phases
 from compiler.contract.program import ELEMENTWISE, Kind
 from compiler.contract.types import DType, from_bits, to_bits
@@ -16,7 +16,7 @@ FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
 F32, F64, BF16 = DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16
 I64, I32, BOOL = DType.INT64, DType.INT32, DType.BOOL
 FLOATS = (F32, F64)
-KERNEL = FusedKernel()
+(KERNEL,) = FUSED_KERNELS
 TWO = ("add", "sub", "mul", "div", "max", "min", "pow", "mod", "floordiv", "atan2", "shl", "shr")
 OF_INTEGERS = ("floordiv", "xor", "shl", "shr")
 UNARY = tuple(

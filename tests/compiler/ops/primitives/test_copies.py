@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from error_texts import raises
 from graphs import Target, variable
 
 from compiler.contract.attrs import Attrs
@@ -50,23 +51,17 @@ def test_a_copy_with_a_second_input_writes_over_it_and_one_without_writes_over_n
     assert root[here] == here
 
 
-@pytest.mark.parametrize(
-    ("device", "to", "message"),
-    [
-        (1, 1, r"exp at .* reads a value in the memory of device 0"),
-        (0, 0, r"copy_to at .* reads a value in the memory of device 0"),
-    ],
-)
-def test_a_launch_of_another_device_and_a_copy_that_goes_nowhere_are_bugs(device, to, message):
+@pytest.mark.parametrize(("device", "to"), [(1, 1), (0, 0)])
+def test_a_launch_of_another_device_and_a_copy_that_goes_nowhere_are_bugs(device, to):
     b, _ = moved()
     nodes = [replace(n, device=device) if n.op is EXP else n for n in b.freeze().nodes]
     nodes[-1] = replace(nodes[-1], attrs=Attrs({"to": to, "bucket": 1}))
-    with pytest.raises(InternalError, match=message):
+    with raises(InternalError):
         make_program(replace(b.freeze(), nodes=tuple(nodes)), TARGET, 1, 0)
 
 
 def test_what_reads_host_memory_and_is_no_copy_is_a_bug():
     b, (x, *_) = moved()
     b.emit_one(EXP, x)
-    with pytest.raises(InternalError, match=r"exp at .* reads a value in host memory"):
+    with raises(InternalError):
         make_program(b.freeze(), TARGET, 1, 0)

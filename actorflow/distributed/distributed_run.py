@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -12,131 +11,137 @@ import xxhash
 from actorflow.data.source import content_hash
 from actorflow.distributed.messages import (
     BatchDigest,
-    CheckpointAt,
     CheckpointRequested,
-    CutAt,
     DataEnded,
     DataGivenUp,
     DataRemains,
-    EndAt,
     FromRank,
-    GiveUpData,
-    HoldRequested,
+    Instruction,
     LastStarted,
     OfRun,
     PeerDataEnded,
     StepReached,
-    StepsGranted,
     StopRequested,
-    ToRank,
 )
+from actors.machine.errors import ActorFailed
+
+# Steps begin where all ranks may begin them, and the run ends after one and the same step on each:
+# a stop that one asks for is granted to all, at the edge of what has been granted so far. A rank
+# that fails ends the others at once, and they raise what it raised (`actorflow.distributed`).
 
 
-def _ignore(*_: object) -> None:
-    """Do nothing."""
+class RunMember(Protocol):
+    """What a run asks of its rank; `actorflow.distributed.member.RankClient` is one."""
+
+    rank: int
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that ended the job, the same on all ranks; None if there is none."""
+
+    def begin_run(self, run: DistributedRun) -> None:
+        """Meet the others for a run, and number it."""
+
+    def say(self, message: FromRank) -> None:
+        """Send a message to the coordinator, without waiting."""
+
+    def fail(self, error: BaseException, *, op: str = "", line: str = "") -> bool:
+        """Report to the other ranks that this one has failed; return whether it was heard."""
+        ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunCallbacks:
-    """The callbacks of a run. The link's thread calls them, so they must not block.
+class DistributedRun:
+    """This rank's side of a run that all ranks of a job are on; any thread may call its methods.
 
-    Args:
-        grant: called with (steps, is_last): the run may begin steps up to this one, counted from
-            the beginning of training and not of the run; with `is_last` it ends with this one.
-        is_stepped: whether each step is asked for, so that between two of them nothing runs.
-        abort: called once with the error that ends the run at once, on whichever rank it arose.
-        checkpoint: called with a step that no rank has begun: all write the state after it, or the
-            next one that can be written.
-        stopping: called once, before the last grant, with the reason of a stop that was asked for.
-        hold: called when the run is to stop and a rank lacks data: no step more may begin until the
-            end is said, and `would_end` says which has.
-        end_at: called with the last step of a run that holds.
-        give_up_data: called when the source of another rank does not answer: no batch more is
-            taken, and `data_given_up` says which step has all of its own.
-        cut_at: called with the last step of a run that has given up its data.
-    """
-
-    grant: Callable[[int, bool], object]
-    abort: Callable[[BaseException], object]
-    is_stepped: bool = False
-    checkpoint: Callable[[int], object] = _ignore
-    stopping: Callable[[str], object] = _ignore
-    hold: Callable[[], object] = _ignore
-    end_at: Callable[[int], object] = _ignore
-    give_up_data: Callable[[], object] = _ignore
-    cut_at: Callable[[int], object] = _ignore
-
-
-class SharedRun:
-    """A run of this rank that the others are on, too. Its methods may be called from any thread.
-
-    Steps are counted from the beginning of training, as `first_step` of `begin_run`.
+    Steps are counted from the beginning of training and not of the run. Before `begin` nothing is
+    said, but that `asked` is kept.
 
     Args:
-        number: which run of this process it is, from 1.
-        callbacks: what it is told.
-        say: sends a message to the coordinator, without waiting.
+        member: this rank, which meets the others for the run.
         first_step: the step before its first one.
+        obey: called with each instruction of the coordinator, on the link's thread: it must not
+            block.
+        abort: called there once, with the error that ends the run at once, on whichever rank it
+            arose.
+        is_stepped: whether each step is asked for, so that between two of them nothing runs.
+
+    `asked` is why this rank asked for the end, if it did. `number` says which run of this process
+    it is, from 1, once it has begun.
     """
 
     def __init__(
         self,
-        number: int,
-        callbacks: RunCallbacks,
-        say: Callable[[FromRank], object],
-        first_step: int = 0,
+        member: RunMember,
+        first_step: int,
+        *,
+        obey: Callable[[Instruction], object],
+        abort: Callable[[BaseException], object],
+        is_stepped: bool = False,
     ) -> None:
-        self.number = number
+        self.first_step = first_step
+        self.asked = ""
+        self.number = 0
         self.is_over = False
-        self._callbacks = callbacks
-        self._say = say
+        self._member = member
+        self._obey, self._abort = obey, abort
+        self._is_stepped = is_stepped
         self._fed, self._reached = 0, first_step
         self._other_end: int | None = None
         self._is_aborted = False
 
-    def fed(self, step: int) -> None:
-        """Report that this rank has data for a step. No message unless another rank's data ended.
+    def begin(self) -> None:
+        """Meet the others for the run. Raises PeerFailed where one does not come."""
+        self._member.begin_run(self)
+        if self.asked:
+            self.ask_stop(self.asked)
 
-        To be called before the step begins; so that one that has more data than another says so
-        before it waits for it in vain.
-        """
+    def report_data_ready(self, step: int) -> None:
+        """Report that this rank has the data of a step, before it begins: more can be granted."""
         self._fed = max(self._fed, step)
+        # A rank that has more data than another says so before it waits for it in vain.
         self._compare()
-
-    def reached(self, step: int) -> None:
-        """Report that this rank has the data of a step and begins it: more can be granted."""
         # max, since a message states what is true by now: one that comes late may not take back.
         self._reached = max(self._reached, step)
         self._say(StepReached(self.number, step))
 
-    def given(self, step: int, digest: int, line: str, written: int, wrote: str) -> None:
-        """Report the digest of the whole batch of a step; see `BatchDigest`."""
+    def batches(self, lines: Mapping[str, str]) -> BatchDigestReporter:
+        """Return what sees whole batches, and reports them; `lines` are those that read the fields.
+
+        Where the user gives them one by one, all are reported.
+        """
+        line = next(iter(lines.values()), "")
+        return BatchDigestReporter(
+            self._report_batch, line, self.first_step, is_every=self._is_stepped
+        )
+
+    def _report_batch(self, step: int, digest: int, line: str, written: int, wrote: str) -> None:
         self._say(BatchDigest(self.number, step, digest, line, written, wrote))
 
     def data_ended(self, step: int, why: str = "") -> None:
         """Report that this rank has no data after a step, and the reason, if there is one."""
         self._say(DataEnded(self.number, step, why))
 
-    def would_end(self, step: int) -> None:
-        """Report the last step begun by this rank, which holds until it receives the last step."""
+    def report_last_started(self, step: int) -> None:
+        """Report the last step that has begun; no later one begins before all have reported."""
         self._say(LastStarted(self.number, step))
 
     def data_given_up(self, step: int) -> None:
-        """Report that this rank, which knows its last step, takes no data beyond that of a step."""
+        """Report the step with the last data that this rank takes; the run may be cut after it."""
         self._say(DataGivenUp(self.number, step))
 
     def ask_stop(self, reason: str) -> None:
-        """Ask for the end of the run on all ranks, at a step that the coordinator chooses.
+        """Ask for the end on all ranks, at a step that the coordinator chooses.
 
         Takes no lock, so a signal handler may call it. The answer is a grant that is the last.
         """
+        self.asked = self.asked or reason
         self._say(StopRequested(self.number, reason))
 
     def ask_checkpoint(self) -> None:
         """Ask for a checkpoint on all ranks; no effect while one that was told is still to come."""
         self._say(CheckpointRequested(self.number))
 
-    def end(self, step: int) -> None:
+    def ended(self, step: int) -> None:
         """Report that the run has ended without an error on this rank after a step. Idempotent."""
         if not self.is_over:
             self.is_over = True
@@ -146,38 +151,39 @@ class SharedRun:
 
     def leave(self) -> None:
         """Handle the end of this rank's script, which also ends a run that is stepped."""
-        if self._callbacks.is_stepped:
-            self.end(self._reached)
+        if self._is_stepped:
+            self.ended(self._reached)
 
-    def hear(self, message: ToRank) -> None:
+    def hear(self, message: OfRun) -> None:
         """Handle a message of the coordinator about a run; messages of earlier runs are ignored."""
-        if isinstance(message, OfRun):
-            # A grant may be under way when the run ends on this rank, so an old one is no fault.
-            if message.run != self.number or self.is_over:
-                return
-            if isinstance(message, StepsGranted):
-                if message.is_last:
-                    self._callbacks.stopping(message.reason)
-                self._callbacks.grant(message.steps, message.is_last)
-            elif isinstance(message, CheckpointAt):
-                self._callbacks.checkpoint(message.step)
-            elif isinstance(message, HoldRequested):
-                self._callbacks.hold()
-            elif isinstance(message, EndAt):
-                self._callbacks.end_at(message.step)
-            elif isinstance(message, GiveUpData):
-                self._callbacks.give_up_data()
-            elif isinstance(message, CutAt):
-                self._callbacks.cut_at(message.step)
-            elif isinstance(message, PeerDataEnded):
-                self._other_end = message.step
-                self._compare()
+        # A grant may be under way when the run ends on this rank, so an old one is no fault.
+        if message.run != self.number or self.is_over:
+            return
+        if isinstance(message, PeerDataEnded):
+            self._other_end = message.step
+            self._compare()
+        else:
+            self._obey(message)
 
     def abort(self, error: BaseException) -> None:
         """End the run with an error, once."""
         if not (self._is_aborted or self.is_over):
             self._is_aborted = True
-            self._callbacks.abort(error)
+            self._abort(error)
+
+    def report_failure(self, error: BaseException) -> BaseException:
+        """Report an error to the other ranks; return the first error of the job, to be raised."""
+        if isinstance(error, ActorFailed):
+            self._member.fail(error, op=error.op, line=str(error.source))
+        else:
+            self._member.fail(error)
+        first = self._member.failure
+        is_others = first is not None and getattr(first, "rank", None) != self._member.rank
+        return first if first is not None and is_others else error
+
+    def _say(self, message: FromRank) -> None:
+        if self.number:
+            self._member.say(message)
 
     def _compare(self) -> None:
         # Both threads come here after they wrote what is theirs, so one of them sees both.
@@ -204,7 +210,7 @@ class BatchDigestReporter:
     """Reports the digest of the batches of a step; belongs to the thread that fetches them.
 
     Args:
-        tell: called with what `SharedRun.given` takes.
+        tell: called with what a `BatchDigest` says, but for the run.
         line: that line.
         first_step: the step before the first one.
         is_every: whether all steps are told, as those that the user makes one by one.

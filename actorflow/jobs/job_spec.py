@@ -6,17 +6,16 @@ plan that it would run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from actorflow.checkpoint.errors import Every
 from actorflow.environment.settings import logger
 from actorflow.optim.optimizers import AVERAGE, COUNT
-from actorflow.options.fit_options import Evaluation, spec_of_source
 from actorflow.options.job_options import JobOptions
+from actorflow.options.run_spec import SKIP, Evaluation, PlanOptions, spec_of_source
 from actorflow.tensor.tracer import find_source
 from compiler.contract.attrs import Attrs
 from compiler.contract.errors import CompileError
@@ -24,26 +23,26 @@ from compiler.contract.placement import SINGLE_RANK, Device, RankContext
 from compiler.contract.plan import Plan
 from compiler.contract.types import TensorType
 from compiler.graph.graph import UNPLACED, Graph
-from compiler.graph.target import CompileOptions
+from compiler.graph.target import CompileOptions, Hardware
 from compiler.ops.primitives.sources import EVALUATED, OF_MODEL, VARIABLE
 
 if TYPE_CHECKING:
-    from actorflow.compile.compiling import CompileRequest
+    from actorflow.compile.compiling import JobSpec
     from actorflow.nn.module import Module
 
 
 class PlanCaptured(BaseException):
     """Ends a script at its first `fit` while a plan is only asked for; see `capturing_plan`.
 
-    `store_all` is the same plan without recomputation, where the job asks for some; `request` is
+    `store_all` is the same plan without recomputation, where the job asks for some; `job_spec` is
     what the plan was compiled of.
     """
 
-    def __init__(self, plan: Plan, store_all: Plan | None, request: CompileRequest) -> None:
+    def __init__(self, plan: Plan, store_all: Plan | None, job_spec: JobSpec) -> None:
         super().__init__("plan captured")
         self.plan = plan
         self.store_all = store_all
-        self.request = request
+        self.job_spec = job_spec
 
 
 CAPTURING: ContextVar[RankContext | None] = ContextVar("actorflow_capturing", default=None)
@@ -78,48 +77,44 @@ def asked_rows(spec: dict[str, TensorType]) -> dict[str, TensorType]:
 
 def compile_options(
     name: str,
-    options: JobOptions,
-    devices: Sequence[Device],
-    metrics_every: int,
-    every: str | int | None,
-    evaluation: Evaluation | None,
+    job: JobOptions,
+    call: PlanOptions,
+    hardware: Hardware,
+    *,
+    gpu: str = "",
+    metrics_every: int = 1,
+    verify: bool = False,
 ) -> CompileOptions:
-    """Return what a plan of a job is compiled for."""
-    cadence = Every.parse(every) if every is not None else None
+    """Return what the compiler is told of a job, and of the call that wants a plan of it."""
+    period, evaluation = call.period, call.evaluation
     return CompileOptions(
         name=name,
-        devices=tuple([str(device) for device in devices]),
-        is_training=options.train,
-        snapshot_every=(cadence.steps or 0) if cadence else 0,
-        snapshot_seconds=(cadence.seconds or 0.0) if cadence else 0.0,
-        accumulate=options.accumulate,
+        devices=tuple([str(device) for device in hardware.devices]),
+        is_training=job.train,
+        snapshot_every=(period.steps or 0) if period else 0,
+        snapshot_seconds=(period.seconds or 0.0) if period else 0.0,
+        accumulate=job.accumulate,
         metrics_every=metrics_every,
-        num_streams=options.streams,
+        # Ranks may listen on some of them only, and have one plan all the same.
+        waits_for_listener=call.has_listener and not job.has_ranks,
+        num_streams=job.streams,
         evaluate_every=evaluation.every if evaluation else 0,
         evaluate_batches=evaluation.batches if evaluation else 0,
-        memory_budget=options.budget_bytes,
-        recompute=options.recompute,
-        offload=options.offload,
-        zero=options.zero,
-        precision=options.precision,
-        clip_norm=options.clip_norm or 0.0,
-        clip_value=options.clip_value or 0.0,
+        memory_budget=job.budget_bytes,
+        recompute=job.recompute,
+        offload=job.offload,
+        zero=job.zero,
+        precision=job.precision,
+        clip_norm=job.clip_norm or 0.0,
+        clip_value=job.clip_value or 0.0,
         # () for the default, so that it leaves the key of a plan as it is without the option.
-        losses=() if options.losses == ("loss",) else options.losses,
+        losses=() if job.losses == ("loss",) else job.losses,
         evaluate_precision=evaluation.job.options.precision if evaluation else "fp32",
+        skips_broken_steps=(call.on_nan == SKIP and job.train) or job.scaling is not None,
+        gpu=gpu,
+        deterministic=bool(gpu) and job.deterministic,
+        verify=verify,
     )
-
-
-def variables_of(graph: Graph) -> frozenset[str]:
-    """Return the names of the variables that a traced job uses."""
-    return frozenset([n.attrs.str_("name") for n in graph.nodes if n.op is VARIABLE])
-
-
-def assigned_buffers(graph: Graph) -> frozenset[str]:
-    """Return the paths of the buffers that a traced job assigns."""
-    made_by = graph.producers()
-    variables = [graph.nodes[made_by[write.variable]].attrs for write in graph.writes]
-    return frozenset([v.str_("name") for v in variables if v.str_("role") in OF_MODEL])
 
 
 def evaluation_graph(

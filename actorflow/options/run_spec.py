@@ -1,7 +1,8 @@
-"""What a run takes: options of `fit`, the evaluation between steps, and how a listener stops it.
+"""What a run is asked: options of `fit`, the evaluation between steps, and how a listener stops it.
 
-Models, sources, functions and directories are checked here before anything is traced or opened.
-Each error has the user's line, what was expected, what came, and how to mend it.
+`RunSpec` is checked where the user made it, before anything is traced or opened, and is passed
+down whole to the run. Each error has the user's line, what was expected, what came, and how to
+mend it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from compiler.contract.placement import Mesh
 from compiler.contract.types import TensorType
 from compiler.graph.graph import Graph
 
-ENDLESS = 1 << 40
+ENDLESS = (1 << 40) - 1
 """Steps of a stream without an end: at a microsecond each, two weeks."""
 
 _READ = ("spec", "__next__", "state", "restore")
@@ -82,9 +83,9 @@ def check_steps(steps: object) -> None:
             f"{find_source()}: steps must be an integer, got {steps!r} of type"
             f" {type(steps).__name__}"
         )
-    if not 0 <= steps < ENDLESS:
+    if not 0 <= steps <= ENDLESS:
         raise CompileError(
-            f"{find_source()}: steps must be >= 0 and below {ENDLESS:,}, got {steps}"
+            f"{find_source()}: steps must be >= 0 and below {ENDLESS + 1:,}, got {steps}"
         )
 
 
@@ -286,15 +287,28 @@ def check_evaluation(evaluation: object) -> None:
 RAISE, WARN, SKIP = POLICIES = ("raise", "warn", "skip")
 
 
-def check_policy_name(on_nan: object) -> None:
-    """Raise CompileError when there is no policy of the name."""
-    if on_nan not in POLICIES:
-        names = ", ".join([repr(policy) for policy in POLICIES])
-        raise CompileError(f"{find_source()}: on_nan must be one of {names}, got {on_nan!r}")
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What a call asks of a plan besides its job.
+
+    `period`: between checkpoints, None for a plan that takes no snapshots. `evaluation`: between
+    steps. `on_nan`: as `RunSpec` has it. `has_listener`: whether each step is waited for by one.
+
+    Raises CompileError, with the user's line.
+    """
+
+    period: Every | None = None
+    evaluation: Evaluation | None = None
+    on_nan: str = field(default=RAISE, metadata={"rule": OneOfValues(POLICIES)})
+    has_listener: bool = False
+
+    def __post_init__(self) -> None:
+        check_evaluation(self.evaluation)
+        check_fields(self, find_source())
 
 
 @dataclass(frozen=True, slots=True)
-class FitOptions:
+class RunSpec:
     """The options of a training run.
 
     Args:
@@ -333,29 +347,37 @@ class FitOptions:
     checkpoint: str | os.PathLike[str] | None = None
     every: str | int = "5s"
     keep_last: int = field(default=3, metadata={"rule": IntRange(1, 1 << 30)})
-    on_nan: str = field(default="raise", metadata={"rule": OneOfValues(POLICIES)})
+    on_nan: str = RAISE
     on_save_error: str = field(default="raise", metadata={"rule": OneOfValues(("raise", "warn"))})
     progress: bool = True
     seed: int | None = field(default=None, metadata={"rule": IntRange(0, (1 << 63) - 1)})
     on_step: OnStep | None = None
     evaluation: Evaluation | None = None
+    plan_options: PlanOptions = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_source(self.data)
         check_steps(self.steps)
         check_directory(self.checkpoint)
+        check_listener("on_step", self.on_step)
+        every, listens = parse_every(self.every), self.on_step is not None
+        period = None if self.checkpoint is None else every
+        options = PlanOptions(period, self.evaluation, self.on_nan, listens)
+        object.__setattr__(self, "plan_options", options)
+        check_fields(self, find_source())
         if self.checkpoint is not None:
             object.__setattr__(self, "checkpoint", user_path(self.checkpoint))
-        check_listener("on_step", self.on_step)
-        check_evaluation(self.evaluation)
-        check_fields(self, find_source())
-        check_every(self.every)
+
+    @classmethod
+    def of_stream(cls, data: DataSource, steps: int | None, on_nan: str) -> RunSpec:
+        """Return what a `stream` is asked: `steps` of this call, or None until the data ends."""
+        return cls(data, steps=ENDLESS if steps is None else steps, on_nan=on_nan)
 
 
-def check_every(every: object) -> None:
-    """Raise CheckpointError, with the user's line, for what is no period."""
+def parse_every(every: object) -> Every:
+    """Return a period. Raises CheckpointError, with the user's line, for what is none."""
     try:
-        Every.parse(every)
+        return Every.parse(every)
     except CheckpointError as error:
         raise CheckpointError(f"{find_source()}: every: {error}") from None
 

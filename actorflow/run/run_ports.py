@@ -1,0 +1,150 @@
+"""The host's ends of one run: its data, its outputs, its snapshots, its evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from actorflow.compile.plan_facts import takes_snapshots
+from actorflow.data import DataSource
+from actorflow.distributed.distributed_run import DistributedRun
+from actorflow.options.run_spec import RunSpec
+from actorflow.run.broken_steps import monitor_of
+from actorflow.run.evaluation import EvaluationDataPort, evaluation_ports
+from actorflow.run.ports import (
+    CheckpointPort,
+    DataPort,
+    FedSteps,
+    MetricsPort,
+    ReadFields,
+    positions_of,
+)
+from actorflow.run.saving import CheckpointScheduler, RunContext
+from actors.machine.protocol import HostPort
+from compiler.contract.errors import CompileError
+from compiler.contract.plan import Plan
+
+Array = np.ndarray[Any, Any]
+
+
+class RunPorts:
+    """The ports of one run, and who decides about them.
+
+    `by_name` are all of them, by actor. `data` feeds the steps, of which there are `total_steps`
+    (None where each is admitted by itself); `scheduler` says which snapshots are saved; `monitor`
+    looks at losses, None for a plan without one.
+
+    Args:
+        plan: what is run.
+        run_spec: what the run was asked.
+        context: where it begins, its ranks, who saves.
+        values: that the run begins with, by variable.
+        distributed: the run on all ranks; None for a run that no other rank is on.
+        ask: asks for the end of the run, with the reason.
+
+    Raises:
+        DataError: a source does not give what the plan was compiled for.
+        CompileError: checkpoints, or an evaluation, are asked of a plan that has none.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        run_spec: RunSpec,
+        context: RunContext,
+        values: Mapping[str, Array],
+        distributed: DistributedRun | None,
+        ask: Callable[[str], object],
+    ) -> None:
+        self.plan, self._context = plan, context
+        self.total_steps = None if context.is_stepped else max(run_spec.steps, context.first_step)
+        self._distributed = distributed
+        self.scheduler = CheckpointScheduler(
+            plan, run_spec.plan_options.period, context, self._ask_checkpoint
+        )
+        self.data = self._data_port(run_spec.data)
+        self.monitor = monitor_of(
+            plan,
+            run_spec.on_nan,
+            context.warn,
+            values,
+            directory=context.directory,
+            is_writer=context.group.is_first,
+        )
+        self.checkpoint: CheckpointPort | None = None
+        self.evaluated: EvaluationDataPort | None = None
+        self.by_name = self._ports(run_spec, ask)
+
+    def _ports(self, run_spec: RunSpec, ask: Callable[[str], object]) -> dict[str, HostPort]:
+        plan, context = self.plan, self._context
+        metrics = MetricsPort(
+            run_spec.on_step or (lambda step, metrics: None),
+            context.first_step,
+            watch=None if self.monitor is None else self.monitor.see,
+            batches_per_step=plan.batches_per_step,
+        )
+        ports: dict[str, HostPort] = {"data": self.data, "metrics": metrics}
+        if takes_snapshots(plan):
+            # Without a saver it lets every snapshot go.
+            self.checkpoint = CheckpointPort(
+                self._save, self._is_due, context.first_step, self.scheduler.close
+            )
+            ports["checkpoint"] = self.checkpoint
+        elif context.saver is not None:
+            raise CompileError(
+                f"plan {plan.name!r} takes no snapshots, so it cannot write checkpoints;"
+                " compile it with job.compile(model, data, every='5s')"
+            )
+        rank, first_step = context.group.rank, context.first_step
+        evaluating = evaluation_ports(plan, run_spec.evaluation, rank, first_step, ask)
+        if evaluating is None:
+            return ports
+        self.evaluated, eval_metrics = evaluating
+        return ports | {"eval_data": self.evaluated, "eval_metrics": eval_metrics}
+
+    def _data_port(self, source: DataSource) -> DataPort:
+        plan, context = self.plan, self._context
+        first_step, each = context.first_step, plan.batches_per_step
+        return DataPort(
+            source,
+            ReadFields.of(plan, context.group.rank, source),
+            FedSteps(first_step, self.total_steps, each, is_resumed=context.is_resumed),
+            self._on_source_end,
+            positions=None if context.saver is None else positions_of(plan, source, first_step),
+            distributed=self._distributed,
+        )
+
+    def end_at(self, step: int) -> None:
+        """Take the snapshot of a step as the last one of the run, before the loop may run it."""
+        if self.checkpoint is not None:
+            self.checkpoint.last_step = step
+
+    def raise_failure(self) -> None:
+        """Raise what a source of the run raised, if one did; the batches before it are used."""
+        if self.data.failure is not None:
+            raise self.data.failure
+        if self.evaluated is not None and self.evaluated.failure is not None:
+            raise self.evaluated.failure
+
+    def _on_source_end(self) -> None:
+        if self._distributed is not None:
+            if self.data.failure is None:
+                self._distributed.data_ended(self.data.num_steps, self.data.stopped_by)
+            elif self.scheduler.needs_others:
+                return  # they are at other steps, and end without a last checkpoint
+        self.end_at(self.data.num_steps)
+
+    def _ask_checkpoint(self) -> None:
+        if self._distributed is not None:
+            self._distributed.ask_checkpoint()
+
+    def _save(self, step: int, arrays: Mapping[str, Array]) -> None:
+        self.scheduler.save(step, arrays, self.data.position_after)
+
+    def _is_due(self, step: int) -> bool:
+        if step == self.total_steps or self.scheduler.is_due(step):
+            return True
+        self.data.forget_before(step)
+        return False
