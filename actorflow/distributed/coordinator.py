@@ -55,6 +55,7 @@ class Coordinator:
         num_ranks: how many ranks there are.
         wait_s: how long ranks wait for each other, 0 for ever.
         refused: called with a text for what was refused, less and less often.
+        epoch: how often the ranks of the job have been started, this time counted.
         handshake_ms: how long a connection may take to say who it is.
         most_bytes: of a frame; whoever sends a longer one is disconnected.
     """
@@ -65,10 +66,12 @@ class Coordinator:
         wait_s: float,
         refused: Callable[[str], object] = logger.warning,
         *,
+        epoch: int = 1,
         handshake_ms: int = HANDSHAKE_MS,
         most_bytes: int = MOST_MESSAGE_BYTES,
     ) -> None:
         self._agreement = CoordinatorState(num_ranks)
+        self._epoch = epoch
         self._tell_refused = refused
         self._num_refused = 0
         self._vain: list[tuple[int, GatherTimedOut]] = []
@@ -92,7 +95,18 @@ class Coordinator:
         self.endpoint = f"tcp://127.0.0.1:{self.port}"
         self._keys = tuple(
             [
-                RankKeys(rank, num_ranks, self.endpoint, public, *pair, wait_s)
+                RankKeys(
+                    rank,
+                    num_ranks,
+                    self.endpoint,
+                    public,
+                    *pair,
+                    wait_s,
+                    epoch,
+                    "",
+                    rank,
+                    num_ranks,
+                )
                 for rank, pair in enumerate(pairs)
             ]
         )
@@ -139,7 +153,7 @@ class Coordinator:
                 sender, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            rank = _rank_of(sender, frames)
+            rank = _rank_of(sender, frames, self._epoch)
             if rank is None:
                 self._refused("a message came under the name of another rank; it was refused")
                 continue
@@ -178,7 +192,7 @@ class Coordinator:
             with suppress(zmq.ZMQError):
                 # NOBLOCK with no high-water mark: the launcher's only thread never waits for a
                 # rank.
-                frames = [routing_id(rank), *encode(message)]
+                frames = [routing_id(rank, self._epoch), *encode(message)]
                 self._router.send_multipart(frames, zmq.NOBLOCK, copy=False)
 
 
@@ -218,11 +232,11 @@ class _Doorman:
             self.socket.send_multipart([version, request, *answer])
 
 
-def _rank_of(sender: zmq.Frame, frames: list[zmq.Frame]) -> int | None:
+def _rank_of(sender: zmq.Frame, frames: list[zmq.Frame], epoch: int) -> int | None:
     """Return the rank of the key that a message came with, or None for another's name."""
     if not frames:
         return None
     # zmq sets User-Id from the answer of the doorman, so the sender cannot choose it.
     user = frames[0].get("User-Id")
     rank = int(user) if isinstance(user, str) and user.isdigit() else None
-    return rank if rank is not None and sender.bytes == routing_id(rank) else None
+    return rank if rank is not None and sender.bytes == routing_id(rank, epoch) else None

@@ -219,8 +219,8 @@ def environment_of(
     variables = {
         "RANK": str(keys.rank),
         "WORLD_SIZE": str(keys.num_ranks),
-        "LOCAL_RANK": str(keys.rank),
-        "LOCAL_WORLD_SIZE": str(keys.num_ranks),
+        "LOCAL_RANK": str(keys.local_rank),
+        "LOCAL_WORLD_SIZE": str(keys.num_local),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }

@@ -215,7 +215,7 @@ def _prepare(socket: zmq.Socket[bytes], keys: RankKeys) -> None:
         socket.tcp_maxrt = int(keys.wait_s * 1000)
     socket.curve_serverkey = keys.server_public
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
-    socket.routing_id = routing_id(keys.rank)
+    socket.routing_id = routing_id(keys.rank, keys.epoch)
     socket.maxmsgsize = MOST_MESSAGE_BYTES
     socket.linger = 0
     # What is under way is bounded by the agreement: a window of steps, and one meeting.
@@ -274,10 +274,12 @@ class RankClient:
     Attributes:
         rank: which one this is, from 0.
         num_ranks: how many there are.
+        host: the name of its host, "" where all ranks run on one.
     """
 
     def __init__(self, keys: RankKeys) -> None:
         self.rank, self.num_ranks = keys.rank, keys.num_ranks
+        self.host = keys.host
         self._wait_s = keys.wait_s
         self._pid = os.getpid()
         # Guards a meeting from its number to its answer: two threads of a rank never meet at once.

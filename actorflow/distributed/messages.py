@@ -300,7 +300,9 @@ _MOST_BYTES = 4096
 class RankKeys:
     """What a rank needs to talk to its coordinator. Keys are Z85, as zmq makes and takes them.
 
-    `wait_s` is how long ranks wait for each other, 0 for ever.
+    `wait_s` is how long ranks wait for each other, 0 for ever. `epoch` counts the starts of the
+    job's ranks, from 1. `host` names the host, "" where all ranks run on one; `local_rank` is the
+    rank's number among the `num_local` of its host.
     """
 
     rank: Number
@@ -310,9 +312,13 @@ class RankKeys:
     public: bytes
     secret: bytes
     wait_s: float
+    epoch: Number
+    host: Words
+    local_rank: Number
+    num_local: Number
 
 
-def routing_id(rank: int, epoch: int = 1) -> bytes:
+def routing_id(rank: int, epoch: int) -> bytes:
     """Return how the coordinator calls a rank; a rank that is started anew has another epoch."""
     return b"%d.%d" % (rank, epoch)
 

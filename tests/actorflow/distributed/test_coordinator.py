@@ -122,7 +122,7 @@ def test_a_message_that_is_too_long_is_disconnected(client, job):
 
 
 def test_a_rank_under_the_name_of_another_is_refused(client, job):
-    impostor = client(name=routing_id(1))
+    impostor = client(name=routing_id(1, 1))
     impostor.socket.send_multipart(encode(ScriptEnded()))
     impostor.socket.send(b"")
     job.wait_refused(2)
@@ -177,7 +177,7 @@ class Lying:
             raise zmq.Again
         rank, message = self.rounds[0].pop(0)
         frames = [zmq.Frame(frame) for frame in encode(message)]
-        return [zmq.Frame(routing_id(rank)), *frames]
+        return [zmq.Frame(routing_id(rank, 1)), *frames]
 
     def poll(self, _):
         self.rounds = self.rounds[1:]
@@ -219,7 +219,9 @@ class Lying:
 def test_a_rank_is_missed_after_all_that_came_is_read(monkeypatch, rounds, is_missed):
     """As it lies there for a launcher that was stopped for a while."""
     monkeypatch.setattr(
-        coordinator_module, "_rank_of", lambda sender, frames: int(sender.bytes.split(b".")[0])
+        coordinator_module,
+        "_rank_of",
+        lambda sender, frames, epoch: int(sender.bytes.split(b".")[0]),
     )
     found = Coordinator(2, 60.0)
     router, found._router = found._router, Lying(*rounds)

@@ -402,7 +402,7 @@ def test_a_rank_that_cannot_be_watched_is_ended_again(monkeypatch, tmp_path, ran
 
     monkeypatch.setattr(os, "pidfd_open", none_left)
     (tmp_path / "script.py").write_text("import time; time.sleep(1000)")
-    keys = RankKeys(rank, 2, "tcp://127.0.0.1:1", b"", b"", b"", 0.0)
+    keys = RankKeys(rank, 2, "tcp://127.0.0.1:1", b"", b"", b"", 0.0, 1, "", rank, 2)
     with pytest.raises(OSError, match="Too many open files"):
         start_rank(keys, [str(tmp_path / "script.py")], os.environ, None)
     with pytest.raises(ProcessLookupError):
