@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -304,12 +305,15 @@ def test_what_is_turned_on_again_has_the_pool_that_it_had(native, native_toolcha
         native.disable()
         native.enable(chain, 2)
         assert native.num_threads() == 2
-    assert len(list(Path("/proc/self/task").iterdir())) == before
+    # Not "==": a thread of an earlier test may end meanwhile.
+    assert len(list(Path("/proc/self/task").iterdir())) <= before
 
 
 def test_helpers_take_no_signal(native):
     """Signals are for the interpreter's main thread: a helper runs no Python."""
-    tasks = [task / "status" for task in Path("/proc/self/task").iterdir()]
-    lines = [line for task in tasks for line in task.read_text().splitlines()]
+    lines = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # a thread of an earlier test has ended since it was listed
+            lines += (task / "status").read_text().splitlines()
     blocked = [int(line.split()[1], 16) for line in lines if line.startswith("SigBlk:")]
     assert [mask for mask in blocked if mask & 1 << (signal.SIGINT - 1)]
