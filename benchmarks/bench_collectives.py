@@ -26,7 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from actorflow.distributed.launcher import on_cores, split_cores
+from actorflow.distributed.rank_process import on_cores, split_cores
 from actors.collectives.shared_memory import SharedMemory
 from actors.kernels.library.runtime import find_toolchain
 from compiler.contract.collective import Collective, LaunchSite

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from actorflow.cli.launch import run_script, tell_error
 from actorflow.distributed.member import RankClient, init_rank
-from actorflow.distributed.messages import read_keys_fd
+from actorflow.distributed.messages import RankKeys, read_keys_fd
 
 _PR_SET_PDEATHSIG = 1
 _CLEAN = (None, 0, *[128 + s for s in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)])
@@ -28,8 +28,8 @@ _CLEAN = (None, 0, *[128 + s for s in (signal.SIGHUP, signal.SIGINT, signal.SIGT
 def main(arguments: list[str]) -> int:
     """Run a script as a rank, and return its exit status."""
     fd, parent, script, *rest = arguments
-    _die_with(int(parent))
-    member = init_rank(read_keys_fd(int(fd)))
+    die_with(int(parent))
+    member = init_rank(RankKeys.from_bytes(read_keys_fd(int(fd))))
     try:
         run_script(script, rest)
     except SystemExit as ended:
@@ -63,7 +63,7 @@ def _failed(member: RankClient, error: Exception) -> int:
     return 1
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Make the kernel kill this process when its parent ends; exit at once if it has ended."""
     # The kernel ties this to the parent's thread that forked, which is the launcher's main thread.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

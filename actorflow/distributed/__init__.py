@@ -1,7 +1,7 @@
 """Several ranks as one job: launched, agreed on every step, with one plan and whole checkpoints.
 
-`actorflow launch` starts a process per rank, and the coordinator, which lives in the launcher. Each
-rank has a `RankClient`, which exchanges messages with it over zmq. The agreement decides from
+`actorflow launch` starts a process per rank, through an agent on each host, and the coordinator,
+which lives in the launcher. Each rank has a `RankClient`, which exchanges messages with it over zmq. The agreement decides from
 messages alone which steps may begin, where all stop and which step is saved. The tensors of a step
 do not pass here: `actors.collectives` moves those through shared memory.
 
@@ -12,14 +12,19 @@ distributed_run.py  `DistributedRun`: one run, as a rank has it; `BatchDigestRep
 messages.py         what ranks and coordinator say, as dataclasses; keys; frames on the wire
 agreement.py        `CoordinatorState`: messages in, messages out, no I/O; `RankFailure`
 coordinator.py      `Coordinator`: the agreement over zmq, one thread, CURVE keys
-launcher.py         `launch`: processes started, watched and ended; their cores and their output
+launcher.py         `launch`: one start of all ranks, from the first process to the verdict
+hosts.py            `HostAgents`: the agents of all hosts, here and over zmq; hosts that are lost
+agent.py            `Agent`: the ranks of one host; `AgentService`, its process on another host
+agent_messages.py   what launcher and agents say, as dataclasses; keys of agents
+rank_process.py     the process of a rank: its cores, its output, how it starts and ends
+signal_notes.py     `SignalNotes`: signals to this process, for the loop that acts on them
 agreed_plan.py      a plan for every rank, compiled once per class; what differs between two ranks
 unshard.py          whole variables from the parts of all ranks, for reads and for checkpoints
 
 May import actorflow.{compile, data, environment, options, tensor}; actors.{collectives, machine};
 compiler.{contract, graph, ops.primitives, pipeline, verify}. Must not import trace, run, jobs or
-cli. zmq is imported by launcher.py, coordinator.py and member.py alone; a run of one rank loads
-none.
+cli. zmq is imported by agents, launcher.py, coordinator.py and member.py alone; a run of one rank
+loads none.
 
 Begin reading at process_group.py, then distributed_run.py, which are all that a run asks of the
 others; then agreement.py, whose docstring says why a stop or a checkpoint falls on the same step of

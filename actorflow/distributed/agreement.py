@@ -33,7 +33,7 @@ they would wait for it in a collective. All that ended must name the same step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -73,7 +73,7 @@ class RankFailure:
     """The first failure of a job: which rank it was, what it did (a predicate), and where.
 
     `shown` is what the failed rank would have printed itself, or nothing. `is_hearsay` says that
-    another rank told of it.
+    another rank told of it. `host` names the rank's host, "" where all ranks run on one.
     """
 
     rank: int
@@ -82,11 +82,17 @@ class RankFailure:
     line: str = ""
     shown: str = ""
     is_hearsay: bool = False
+    host: str = ""
+
+    @property
+    def who(self) -> str:
+        """The rank, with its host if there are several."""
+        return f"rank {self.rank} on host {self.host}" if self.host else f"rank {self.rank}"
 
     @property
     def told(self) -> str:
         """The failure in a sentence that names the rank."""
-        return f"rank {self.rank} {self.text}"
+        return f"{self.who} {self.text}"
 
 
 def failure_of(teller: int, message: RankFailed) -> RankFailure:
@@ -193,10 +199,14 @@ class CoordinatorState:
     Args:
         num_ranks: how many ranks there are.
         window_steps: how far a rank may be ahead of the last.
+        hosts: the name of the host of each rank, "" where there is one; none for one host.
     """
 
-    def __init__(self, num_ranks: int, window_steps: int = WINDOW_STEPS) -> None:
+    def __init__(
+        self, num_ranks: int, window_steps: int = WINDOW_STEPS, hosts: Sequence[str] = ()
+    ) -> None:
         self.num_ranks = num_ranks
+        self._hosts = tuple(hosts) or ("",) * num_ranks
         self._window_steps = window_steps
         self.failure: RankFailure | None = None
         self._teller: int | None = None
@@ -229,13 +239,13 @@ class CoordinatorState:
         # Only hearsay of this very rank is replaced; what the rank said itself is better than its
         # status.
         if explains and failure is not None and failure.is_hearsay and failure.rank == rank:
-            self.failure = RankFailure(rank, text)
+            self.failure = self._placed(RankFailure(rank, text))
         return self._fail(RankFailure(rank, text))
 
     def _explain(self, failure: RankFailure, rank: int, message: RankFailed) -> None:
         """Add a later report of the first failure; the failed rank's own report wins."""
         if failure.is_hearsay and rank == failure.rank and message.rank < self.num_ranks:
-            self.failure = failure_of(rank, message)
+            self.failure = self._placed(failure_of(rank, message))
             self._teller = rank
         elif rank == self._teller:
             self.failure = replace(failure, shown=failure.shown or message.shown)
@@ -268,10 +278,14 @@ class CoordinatorState:
     def _fail(self, failure: RankFailure) -> Sends:
         if self.failure is not None:
             return []
-        self.failure = failure
+        self.failure = failure = self._placed(failure)
         # Nobody meets after a failure, and `meeting` must not name ranks as missing any more.
         self._came.clear()
         return self._all(aborted(failure))
+
+    def _placed(self, failure: RankFailure) -> RankFailure:
+        """Return a failure with the host of its rank."""
+        return replace(failure, host=self._hosts[failure.rank])
 
     def _all(self, message: ToRank) -> Sends:
         # Sorted, so that messages have one order. A rank that was not heard yet is told by

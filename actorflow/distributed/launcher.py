@@ -1,235 +1,42 @@
 """Several processes as one job: started, watched and ended together.
 
-One thread and one loop wait for everything: the sockets of the coordinator, the processes (by
-pidfd), what they print, and signals. All ranks end with the launcher: the system kills them when it
-dies, whatever it dies of. When a rank fails the others are told, and end by themselves. A rank that
-has not exited after `grace_s` receives SIGTERM, and after twice that SIGKILL, with its whole group.
+The launcher decides for the whole job; what is done on a host, its agent does (`Agent`), that of
+the launcher's own host in the launcher's process. One thread and one loop wait for everything: the
+sockets of the coordinator, what agents have to tell, and signals. All ranks end with the launcher:
+the system kills those of its host when it dies, whatever it dies of, and other agents hear of it.
+When a rank fails the others are told, and end by themselves. A rank that has not exited after
+`grace_s` receives SIGTERM, and after twice that SIGKILL, with its whole group.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
-from types import FrameType
 from typing import Any
 
 import zmq
 
+from actorflow.distributed.agent import Agent
+from actorflow.distributed.agent_messages import (
+    EndRanks,
+    RankExited,
+    RankStopped,
+    RankUnstarted,
+    SignalRanks,
+    SignalReceived,
+    StartRanks,
+)
 from actorflow.distributed.agreement import listed
-from actorflow.distributed.coordinator import Coordinator
-from actorflow.distributed.messages import RankKeys, write_keys_fd
+from actorflow.distributed.coordinator import Coordinator, places_on, ranks_per_host
+from actorflow.distributed.hosts import AgentLost, HostAgents, News
+from actorflow.distributed.signal_notes import SignalNotes, empty
 from actorflow.environment.settings import logger
 from compiler.contract.errors import ActorflowError
-
-
-def split_cores(cores: Sequence[int], num_ranks: int) -> list[tuple[int, ...]] | None:
-    """Divide cores among ranks: each rank gets neighbours, and the first ranks get one core more.
-
-    Return None if there are fewer cores than ranks: the system then schedules the ranks.
-    """
-    if len(cores) < num_ranks:
-        return None
-    share, extra = divmod(len(cores), num_ranks)
-    # The first `more` ranks have each + 1 cores, so rank r begins after min(r, more) extra ones.
-    cuts = [rank * share + min(rank, extra) for rank in range(num_ranks + 1)]
-    ordered = sorted(cores)
-    return [tuple(ordered[a:b]) for a, b in pairwise(cuts)]
-
-
-@contextmanager
-def on_cores(cores: Sequence[int] | None) -> Iterator[None]:
-    """Restrict this thread, and the processes that it starts meanwhile, to these cores."""
-    if cores is None:
-        yield
-        return
-    # A child inherits the affinity of the thread that starts it. `preexec_fn` would do it in the
-    # child, but is unsafe with threads.
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-MOST_BYTES = 64 << 10
-MOST_LINES = 60
-_READ_BYTES = 64 << 10
-
-
-class OutputTail:
-    """The last of what comes out of a pipe.
-
-    Args:
-        fd: where it comes out; closed by `close`.
-    """
-
-    def __init__(self, fd: int) -> None:
-        # The one loop reads all pipes; a read that blocks would stop the watch over all ranks.
-        os.set_blocking(fd, False)
-        self.fd = fd
-        self._kept = b""
-        self._num_bytes = 0
-
-    def read(self) -> bool:
-        """Keep what has come; return whether more may come. Never blocks."""
-        try:
-            output = os.read(self.fd, _READ_BYTES)
-        except BlockingIOError:
-            return True
-        self._num_bytes += len(output)
-        # Only the end is kept: a rank may print for days, and the reason of its failure comes last.
-        self._kept = (self._kept + output)[-MOST_BYTES:]
-        return bool(output)
-
-    def drain(self) -> None:
-        """Keep all that has come. What is under way from processes that live on may be missed."""
-        before = -1
-        while before != self._num_bytes:
-            before = self._num_bytes
-            self.read()
-
-    def text(self) -> str:
-        """Return the last lines, with a word on how much is left out; "" of blank ones alone."""
-        lines = self._kept.decode("utf-8", "replace").splitlines()
-        tail = lines[-MOST_LINES:]
-        if not any([line.strip() for line in tail]):
-            return ""
-        is_cut = len(tail) < len(lines) or self._num_bytes > len(self._kept)
-        head = [f"... ({self._num_bytes:,} bytes in all)"] if is_cut else []
-        return "\n".join([*head, *tail])
-
-    def close(self) -> None:
-        """Close the pipe."""
-        os.close(self.fd)
-
-
-_MAIN = "actorflow.cli.launched"
-
-
-@dataclass(slots=True)
-class RankProcess:
-    """The process of a rank.
-
-    `tail` is what it prints, None where that goes through. `status` is its exit status as a shell
-    tells it, 128 + signal, or None while it lives. `is_forced` says that we ended it.
-    `stopped_at_s` is when it was stopped (SIGSTOP), on the clock of `time.monotonic`, or None.
-    """
-
-    rank: int
-    popen: subprocess.Popen[bytes]
-    pidfd: int
-    tail: OutputTail | None
-    status: int | None = None
-    is_forced: bool = False
-    stopped_at_s: float | None = None
-
-    def send(self, number: int) -> None:
-        """Send a signal, unless the process has exited."""
-        if self.status is None:
-            with suppress(ProcessLookupError):
-                # By pidfd: the number of a process may have been given to another one by now.
-                signal.pidfd_send_signal(self.pidfd, number)
-
-    def kill_group(self) -> None:
-        """Kill the process and all that it started, before `wait`."""
-        # Before the process is reaped: until then nobody else can have its number.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
-
-    def wait(self) -> int:
-        """Wait for the exit; return its status, or a negative signal that ended the process."""
-        return self.popen.wait()
-
-    def look_for_stop(self, now_s: float) -> None:
-        """Note whether the process was stopped, or goes on again, since the last look."""
-        flags = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
-        with suppress(ChildProcessError):
-            # Without WEXITED, so the exit status stays for `wait`. Several changes may be queued.
-            while (change := os.waitid(os.P_PIDFD, self.pidfd, flags)) is not None:
-                self.stopped_at_s = now_s if change.si_code == os.CLD_STOPPED else None
-
-
-def start_rank(
-    keys: RankKeys,
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    cores: tuple[int, ...] | None,
-) -> RankProcess:
-    """Start a rank's process, in a process group of its own. From the main thread alone.
-
-    The system kills the process when the thread that started it ends: see `actorflow.cli.launched`.
-    It reads no terminal: another group than the terminal's would be stopped for it.
-
-    Args:
-        keys: its keys, which go through a descriptor.
-        command: the script and its arguments.
-        environ: its environment.
-        cores: which it may use, or None for all.
-
-    Raises OSError where no process can be had.
-    """
-    # By descriptor: arguments are readable for everybody in /proc, variables for all child
-    # processes.
-    fd = write_keys_fd(keys)
-    prefix = [sys.executable, "-m", _MAIN, str(fd), str(os.getpid())]
-    is_shown = keys.rank == 0
-    try:
-        with on_cores(cores):
-            popen = subprocess.Popen(
-                [*prefix, *command],
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                stdout=None if is_shown else subprocess.PIPE,
-                stderr=None if is_shown else subprocess.STDOUT,
-                pass_fds=(fd,),
-                # A group of its own, so that `kill_group` also reaches what the rank started.
-                process_group=0,
-            )
-    finally:
-        os.close(fd)
-    tail = None
-    try:
-        if popen.stdout is not None:
-            with popen.stdout as output:
-                # A copy: `with` closes the pipe's own descriptor, and Popen buffers reads, which
-                # hides from poll.
-                tail = OutputTail(os.dup(output.fileno()))
-        # A pidfd polls readable at exit, and never names another process that got the same number.
-        return RankProcess(keys.rank, popen, os.pidfd_open(popen.pid), tail)
-    except OSError:  # of descriptors there are no more
-        popen.kill()
-        popen.wait()
-        if tail is not None:
-            tail.close()
-        raise
-
-
-def environment_of(
-    environ: Mapping[str, str], keys: RankKeys, port: int, num_threads: int
-) -> dict[str, str]:
-    """Return the environment of a rank; a number of threads that the user set stands."""
-    variables = {
-        "RANK": str(keys.rank),
-        "WORLD_SIZE": str(keys.num_ranks),
-        "LOCAL_RANK": str(keys.local_rank),
-        "LOCAL_WORLD_SIZE": str(keys.num_local),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    if not environ.get("ACTORFLOW_THREADS"):
-        variables["ACTORFLOW_THREADS"] = str(num_threads)
-    if keys.rank > 0:
-        variables["PYTHONUNBUFFERED"] = "1"  # what it printed before it was killed is to be seen
-    return {**environ, **variables}
-
 
 AGAIN_S = 2.0
 """How long after the first a signal counts as a second wish: later than for a rank that trains
@@ -237,7 +44,6 @@ AGAIN_S = 2.0
 """
 START_S = 30.0
 """What the start of a rank's process may take, besides the time that ranks wait."""
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BY_SIGNAL = 128
 """What a shell adds to the number of the signal that ended a process."""
 
@@ -259,27 +65,72 @@ class RankLaunch:
     grace_s: float
 
 
-def launch(asked: RankLaunch, environ: Mapping[str, str]) -> int:
+def launch(asked: RankLaunch, environ: Mapping[str, str], agents: HostAgents | None = None) -> int:
     """Run a script as several ranks, from the main thread; return the job's exit status.
 
     That is the status of the rank that failed first, or 0. What went wrong is printed once, to
-    stderr. Raises ActorflowError where processes cannot be started.
-    """
-    if not hasattr(os, "pidfd_open"):
-        raise ActorflowError("'actorflow launch' needs Linux: it watches processes by pidfd")
-    return Launcher(asked, environ, Coordinator(asked.num_ranks, asked.wait_s)).run()
-
-
-class Launcher:
-    """One launch. `run` is all of it: `start`, then a `turn` whenever something came or is due.
-
-    A turn reads no clock: what it does follows from the time and the events that it is handed.
+    stderr. Raises ActorflowError where processes cannot be started, or hosts do not come or differ.
 
     Args:
         asked: what is launched.
-        environ: the environment of the ranks, to which their numbers are added.
+        environ: the environment of the ranks on this host.
+        agents: those of all hosts, which are closed at the end; None where all ranks run here.
+    """
+    if not hasattr(os, "pidfd_open"):
+        raise ActorflowError("'actorflow launch' needs Linux: it watches processes by pidfd")
+    if agents is None:
+        agents = agents_of_one_host(asked, environ)
+    status = 1
+    try:
+        agents.gather()
+        places = places_on(agents.names, asked.num_ranks)
+        coordinator = Coordinator(
+            asked.num_ranks, asked.wait_s, address=agents.address, places=places
+        )
+        status = Launcher(asked, environ, coordinator, agents).run()
+    except KeyboardInterrupt:  # before signals were noted, while hosts were awaited
+        status = _BY_SIGNAL + signal.SIGINT
+    finally:
+        agents.close(status)
+    return status
+
+
+def agents_of_one_host(asked: RankLaunch, environ: Mapping[str, str]) -> HostAgents:
+    """Return the one agent of a job whose ranks all run on this host."""
+    poller = zmq.Poller()
+    return HostAgents(poller, Agent(asked.command, environ, poller))
+
+
+@dataclass(slots=True)
+class _RankState:
+    """What the launcher knows of a rank. `code` is an exit status, or a negative signal."""
+
+    rank: int
+    host: int
+    code: int | None = None
+    is_forced: bool = False
+    stopped_at_s: float | None = None
+    tail: str = ""
+
+    @property
+    def status(self) -> int | None:
+        """The exit status as a shell tells it, 128 + signal; None while the process lives."""
+        return _BY_SIGNAL - self.code if self.code is not None and self.code < 0 else self.code
+
+
+class Launcher:
+    """One start of all ranks. `run` is all of it: `start`, then a `turn` whenever something is due.
+
+    A turn reads no clock: what it does follows from the time and the events that it is handed.
+
+    Attributes:
+        notes: the signals to the launcher that the next turn passes on.
+
+    Args:
+        asked: what is launched.
+        environ: the environment of the launcher, which says how many threads a rank has.
         coordinator: serves the ranks; closed at the end of `run`.
-        start_process: starts a rank's process; see `start_rank`.
+        agents: of all hosts; they have been gathered.
         clock: seconds, monotonic.
     """
 
@@ -288,42 +139,43 @@ class Launcher:
         asked: RankLaunch,
         environ: Mapping[str, str],
         coordinator: Coordinator,
+        agents: HostAgents,
         *,
-        start_process: Callable[..., RankProcess] = start_rank,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._asked, self._environ = asked, environ
-        self._coordinator = coordinator
-        self._start_process, self._clock = start_process, clock
-        self._ranks: list[RankProcess] = []
-        # The handler only appends (atomic under the GIL); the loop reads by index and never
-        # removes.
-        self._noted: list[tuple[int, float]] = []
-        self._num_noted = 0
-        self._signals: dict[int, float] = {}
-        """Signals that were passed on to ranks, and when each came first (`time.monotonic`)."""
+        self._coordinator, self._agents = coordinator, agents
+        self._clock = clock
+        self._counts = ranks_per_host(asked.num_ranks, agents.num_hosts)
+        places = [host for host, count in enumerate(self._counts) for _ in range(count)]
+        self._ranks = [_RankState(rank, host) for rank, host in enumerate(places)]
+        self.notes = SignalNotes(clock)
+        self._signals: dict[int, dict[int, float]] = {}
+        """By signal and host that received it: when it first came, by the clock."""
         self._ending_since_s: float | None = None
         self._waiting_since_s: float | None = None
         self._started_s = clock()
-        self._poller = zmq.Poller()
-        for socket in self._coordinator.sockets:
-            self._poller.register(socket, zmq.POLLIN)
 
     def run(self) -> int:
         """Start all, serve them until the last has ended, and return the exit status."""
-        with self._woken_by_signals() as bell:
-            self._poller.register(bell, zmq.POLLIN)
+        poller = self._agents.poller
+        with self.notes.woken() as bell:
+            sources = (bell, *self._coordinator.sockets)
+            for source in sources:
+                poller.register(source, zmq.POLLIN)
             try:
                 self.start()
-                timeout_ms = self._timeout_ms(self._clock())
-                while any([rank.status is None for rank in self._ranks]):
-                    events = dict(self._poller.poll(timeout_ms))
+                timeout_ms: int | None = 0
+                while any([rank.code is None for rank in self._ranks]):
+                    events = dict(poller.poll(timeout_ms))
                     if bell in events:
-                        _empty(bell)
+                        empty(bell)
                     # Once a turn: what falls due while it is looked at is done in the next one.
                     timeout_ms = self.turn(events, self._clock())
             finally:
-                self._end_all()
+                for source in sources:
+                    poller.unregister(source)
+                self._coordinator.close()
         return self._verdict()
 
     def turn(self, events: Mapping[Any, int], now_s: float) -> int | None:
@@ -332,12 +184,14 @@ class Launcher:
         `events` are the sockets and descriptors that can be read. None: nothing will be due unless
         something comes.
         """
+        news = self._agents.turn(events, now_s)
         # Signals before messages before exits: a rank's last words are served before its death is
         # judged.
-        self._pass_on_signals(now_s)
+        for number, came_s in self.notes.take():
+            self._pass_on(number, 0, came_s, now_s)
         self._coordinator.serve()
-        self._read_output(events)
-        self._reap(events, now_s)
+        for host, one in news:
+            self._take(host, one, now_s)
         self._look_for_stopped(now_s)
         self._look_for_silent(now_s)
         self._escalate(now_s)
@@ -345,97 +199,83 @@ class Launcher:
         return self._timeout_ms(now_s)
 
     def start(self) -> None:
-        """Start the process of each rank. Raises ActorflowError where one cannot be started."""
-        cores = sorted(os.sched_getaffinity(0))
-        parts = split_cores(cores, self._asked.num_ranks)
-        for number in range(self._asked.num_ranks):
-            rank_cores = None if parts is None else parts[number]
-            keys = self._coordinator.keys(number)
-            threads = 1 if rank_cores is None else len(rank_cores)
-            environ = environment_of(self._environ, keys, self._coordinator.port, threads)
-            try:
-                rank = self._start_process(keys, self._asked.command, environ, rank_cores)
-            except OSError as error:
-                raise ActorflowError(
-                    f"rank {number} of {self._asked.num_ranks} cannot be started: {error}; those"
-                    " that were are ended again"
-                ) from error
-            self._ranks.append(rank)
-            self._poller.register(rank.pidfd, zmq.POLLIN)
-            if rank.tail is not None:
-                self._poller.register(rank.tail.fd, zmq.POLLIN)
+        """Tell the agents to start the process of each rank."""
+        now_s, epoch, threads = self._clock(), self._coordinator.epoch, self._num_threads()
+        for host in range(self._agents.num_hosts):
+            keys = [self._coordinator.keys(rank.rank) for rank in self._ranks if rank.host == host]
+            packed = tuple([one.to_bytes() for one in keys])
+            self._agents.tell(host, StartRanks(epoch, threads, packed), now_s)
 
-    @contextmanager
-    def _woken_by_signals(self) -> Iterator[int]:
-        """Note signals while this is open, and yield what is readable when one came."""
-        # O_NONBLOCK: the wakeup write happens in signal context and may not wait for a full pipe.
-        read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        before: dict[int, Any] = {}
-        woken = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        try:
-            number: int
-            for number in _PASSED_ON:
-                if signal.getsignal(number) != signal.SIG_IGN:  # of nohup, which ranks inherit
-                    before[number] = signal.signal(number, self._note)
-            # A child that is stopped is told by this one alone; without a handler none is woken.
-            before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
-            yield read_end
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(woken)
-            os.close(read_end)
-            os.close(write_end)
+    def _num_threads(self) -> int:
+        """Return the threads of a rank, the same for all: kernels, and so bits, depend on them."""
+        if text := self._environ.get("ACTORFLOW_THREADS"):
+            return int(text)
+        hellos = self._agents.hellos
+        return max(1, min([hellos[h].num_cores // n for h, n in enumerate(self._counts)]))
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.note_signal(number, self._clock())
+    def _pass_on(self, number: int, host: int, came_s: float, now_s: float) -> None:
+        """Pass a signal on to all ranks, which a host received; several copies are one wish."""
+        first_s = self._signals.setdefault(number, {})
+        if host in first_s:
+            if came_s < first_s[host] + AGAIN_S:
+                return  # ranks have it
+            self._begin_ending(now_s)  # asked for twice: at once
+        elif first_s:
+            first_s[host] = came_s  # as a scheduler signals all hosts
+            return
+        first_s.setdefault(host, came_s)
+        self._agents.send_all(SignalRanks(self._coordinator.epoch, number), now_s)
 
-    def note_signal(self, number: int, came_s: float) -> None:
-        """Note a signal to the launcher, for the next turn; callable from a signal handler."""
-        self._noted.append((number, came_s))
+    def _take(self, host: int, news: News, now_s: float) -> None:
+        """Take what the agent of a host says."""
+        if isinstance(news, AgentLost):
+            self._lose(host, news, now_s)
+        elif isinstance(news, SignalReceived):
+            self._pass_on(news.signal, host, now_s, now_s)
+        if not isinstance(news, RankUnstarted | RankExited | RankStopped):
+            return
+        if news.epoch != self._coordinator.epoch:
+            return  # of ranks that are gone
+        if not (news.rank < len(self._ranks) and self._ranks[news.rank].host == host):
+            logger.warning("host %s tells of rank %s, which is not there", host, news.rank)
+            return
+        rank = self._ranks[news.rank]
+        if isinstance(news, RankExited):
+            self._exited(rank, news, now_s)
+        elif isinstance(news, RankStopped):
+            rank.stopped_at_s = now_s if news.is_stopped else None
+        else:
+            raise ActorflowError(
+                f"rank {rank.rank} of {len(self._ranks)} cannot be started"
+                f"{self._on_host(rank)}: {news.reason}; those that were are ended again"
+            )
 
-    def _pass_on_signals(self, now_s: float) -> None:
-        while self._num_noted < len(self._noted):
-            number, came_s = self._noted[self._num_noted]
-            self._num_noted += 1
-            if number in self._signals:
-                if came_s < self._signals[number] + AGAIN_S:
-                    continue  # a copy of one wish: ranks have it
-                self._begin_ending(now_s)  # asked for twice: at once
-            self._signals.setdefault(number, came_s)
-            for rank in self._ranks:
-                rank.send(number)
-                rank.send(signal.SIGCONT)  # one that is stopped could not end, nor the others
+    def _exited(self, rank: _RankState, news: RankExited, now_s: float) -> None:
+        rank.code = -news.signal if news.signal else news.status
+        rank.is_forced, rank.tail = news.is_forced, news.tail
+        self._waiting_since_s = now_s
+        if not self._coordinator.has_left(rank.rank):
+            # A death by a signal that we did not send explains why others missed this rank; an
+            # exit does not.
+            is_cause = rank.code < 0 and not rank.is_forced
+            self._coordinator.lost(rank.rank, _words(rank.code), explains=is_cause)
 
-    def _read_output(self, came: Mapping[Any, int]) -> None:
+    def _lose(self, host: int, news: AgentLost, now_s: float) -> None:
+        """Take the ranks of a host for lost, whose agent is."""
         for rank in self._ranks:
-            tail = rank.tail
-            if tail is not None and tail.fd in came and not tail.read():
-                self._poller.unregister(tail.fd)
+            if rank.host == host and rank.code is None:
+                rank.code, rank.is_forced = -signal.SIGKILL, True
+                self._waiting_since_s = now_s
+                self._coordinator.lost(rank.rank, f"is lost: its host {news.reason}", explains=True)
 
-    def _reap(self, came: Mapping[Any, int], now_s: float) -> None:
-        for rank in self._ranks:
-            if rank.status is not None or rank.pidfd not in came:
-                continue
-            self._poller.unregister(rank.pidfd)
-            rank.kill_group()  # what it started and left behind
-            code = rank.wait()
-            rank.status = _BY_SIGNAL - code if code < 0 else code
-            self._waiting_since_s = now_s
-            if rank.tail is not None:
-                rank.tail.drain()
-            if not self._coordinator.has_left(rank.rank):
-                # A death by a signal that we did not send explains why others missed this rank; an
-                # exit does not.
-                is_cause = code < 0 and not rank.is_forced
-                self._coordinator.lost(rank.rank, _words(code), explains=is_cause)
+    def _on_host(self, rank: _RankState) -> str:
+        several = self._agents.num_hosts > 1
+        return f" on host {self._agents.names[rank.host]}" if several else ""
 
     def _look_for_stopped(self, now_s: float) -> None:
+        wait_s = self._asked.wait_s
         for rank in self._ranks:
-            if rank.status is not None:
-                continue
-            rank.look_for_stop(now_s)
-            wait_s, since_s = self._asked.wait_s, rank.stopped_at_s
+            since_s = rank.stopped_at_s if rank.code is None else None
             if wait_s and since_s is not None and now_s >= since_s + wait_s:
                 text = f"was stopped (SIGSTOP) {wait_s:g} s ago and has not continued"
                 self._coordinator.lost(rank.rank, text)
@@ -443,7 +283,7 @@ class Launcher:
     def _silent_until_s(self) -> float | None:
         """Return until when ranks may have said nothing yet; None where none is awaited."""
         wait_s, ranks = self._asked.wait_s, self._ranks
-        silent = [r for r in ranks if r.status is None and not self._coordinator.has_heard(r.rank)]
+        silent = [r for r in ranks if r.code is None and not self._coordinator.has_heard(r.rank)]
         is_awaited = wait_s and silent and self._coordinator.failure is None
         return self._started_s + wait_s + START_S if is_awaited else None
 
@@ -453,25 +293,14 @@ class Launcher:
         if until_s is None or now_s < until_s:
             return
         for rank in self._ranks:
-            if rank.status is None and not self._coordinator.has_heard(rank.rank):
+            if rank.code is None and not self._coordinator.has_heard(rank.rank):
                 text = f"has not said a word {until_s - self._started_s:g} s after its start"
                 self._coordinator.lost(rank.rank, f"{text}, at {self._coordinator.endpoint}")
 
     def _escalate(self, now_s: float) -> None:
-        """Signal ranks that have not exited by themselves after a failure."""
+        """Tell agents to end the ranks that do not exit by themselves after a failure."""
         if self._coordinator.failure is not None:
             self._begin_ending(now_s)
-        if self._ending_since_s is None:
-            return
-        # SIGTERM one grace period after the failure, SIGKILL of the whole group after the second.
-        since_s, grace_s = self._ending_since_s, self._asked.grace_s
-        for rank in self._ranks:
-            if rank.status is None and now_s >= since_s + 2 * grace_s:
-                rank.is_forced = True
-                rank.kill_group()
-            elif rank.status is None and now_s >= since_s + grace_s and not rank.is_forced:
-                rank.is_forced = True
-                rank.send(signal.SIGTERM)
 
     def _tell_who_runs(self, now_s: float) -> None:
         """Print once which ranks still run long after others ended: they may work, or hang."""
@@ -479,7 +308,7 @@ class Launcher:
         if not wait_s or since_s is None or now_s < since_s + wait_s:
             return
         self._waiting_since_s = None
-        running = tuple([rank.rank for rank in self._ranks if rank.status is None])
+        running = tuple([rank.rank for rank in self._ranks if rank.code is None])
         if running and self._ending_since_s is None:
             runs = "runs" if len(running) == 1 else "run"
             text = f"{listed(running)} still {runs}, {wait_s:g} s after the others have ended"
@@ -488,36 +317,24 @@ class Launcher:
     def _begin_ending(self, now_s: float) -> None:
         if self._ending_since_s is None:
             self._ending_since_s = now_s
+            grace_ms = int(self._asked.grace_s * 1000)
+            self._agents.send_all(EndRanks(self._coordinator.epoch, grace_ms), now_s)
 
     def _timeout_ms(self, now_s: float) -> int | None:
         """Return how long to wait for news before something is due that was not at a time."""
-        due: list[float] = []
-        if self._ending_since_s is not None:
-            grace_s = self._asked.grace_s
-            due = [self._ending_since_s + grace_s, self._ending_since_s + 2 * grace_s]
+        due = self._agents.due_s(now_s)
         wait_s = self._asked.wait_s
         if wait_s and self._waiting_since_s is not None:
             due.append(self._waiting_since_s + wait_s)
         if (until_s := self._silent_until_s()) is not None:
             due.append(until_s)
         for rank in self._ranks:
-            if rank.stopped_at_s is not None and wait_s and rank.status is None:
+            if rank.stopped_at_s is not None and wait_s and rank.code is None:
                 due.append(rank.stopped_at_s + wait_s)
         # Only the future: what is due is done in this turn. One ms more, so that it is due on
         # waking.
         delays = [at - now_s for at in due]
         return min([1 + int(s * 1000) for s in delays if s > 0], default=None)
-
-    def _end_all(self) -> None:
-        for rank in self._ranks:
-            if rank.status is None:
-                rank.kill_group()
-                # An exit status is lost, as we ended it.
-                rank.status = _BY_SIGNAL - min(0, rank.wait())
-            os.close(rank.pidfd)
-            if rank.tail is not None:
-                rank.tail.close()
-        self._coordinator.close()
 
     def _verdict(self) -> int:
         failure = self._coordinator.failure
@@ -530,11 +347,12 @@ class Launcher:
         if by_itself - _BY_SIGNAL in self._signals:
             logger.info("%s, as requested of the launcher", failure.told)
             return by_itself
-        if rank.tail is not None and (text := rank.tail.text()):
-            print(f"--- what rank {rank.rank} printed last:\n{text}\n---", file=sys.stderr)
+        if rank.tail:
+            print(f"--- what rank {rank.rank} printed last:\n{rank.tail}\n---", file=sys.stderr)
         head = f"actorflow launch: {failure.told}"
         if failure.shown:
             head = f"actorflow launch: rank {failure.rank} of {len(self._ranks)} failed"
+            head += self._on_host(rank)
             head += f" in {failure.op}" if failure.op else ""
             head += f" ({failure.line})" if failure.line else ""
             head += f":\n{failure.shown.rstrip()}"
@@ -546,9 +364,10 @@ class Launcher:
         for rank in self._ranks:
             if rank.status:
                 if rank.status - _BY_SIGNAL not in self._signals:
-                    ending = _words(rank.popen.returncode)
-                    text = f"rank {rank.rank} {ending}, after its script had ended well"
-                    print(f"actorflow launch: {text}", file=sys.stderr)
+                    ending = _words(rank.code or 0)
+                    who = f"rank {rank.rank}{self._on_host(rank)}"
+                    text = f"actorflow launch: {who} {ending}, after its script had ended well"
+                    print(text, file=sys.stderr)
                 return rank.status
         return 0
 
@@ -561,10 +380,3 @@ def _words(code: int) -> str:
     if code == 0:
         return "ended without a word (os._exit?)"
     return f"ended with exit status {code}"
-
-
-def _empty(bell: int) -> None:
-    with suppress(BlockingIOError):
-        # Drained whole: several signals may have left a byte each, and one poll answers all.
-        while os.read(bell, 4096):
-            pass

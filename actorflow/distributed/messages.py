@@ -293,7 +293,8 @@ ToRank = Welcome | GatherDone | OfRun | Aborted | Ack
 # without a name, which is gone when both have closed it: an argument of a command can be read by
 # everybody on the machine, a variable is inherited by whatever the rank starts.
 
-_MOST_BYTES = 4096
+_MOST_KEY_BYTES = 1 << 22
+"""Those of an agent hold the arguments of a script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,34 +318,46 @@ class RankKeys:
     local_rank: Number
     num_local: Number
 
+    def to_bytes(self) -> bytes:
+        """Return the keys as bytes, which are as secret as they are."""
+        return to_msgpack(to_row(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> RankKeys:
+        """Return the keys that `to_bytes` packed. Raises InternalError for other bytes."""
+        try:
+            return from_row(cls, from_msgpack(data))
+        except DecodeError as error:
+            raise InternalError(f"the bytes hold no keys of a rank: {error}") from None
+
 
 def routing_id(rank: int, epoch: int) -> bytes:
     """Return how the coordinator calls a rank; a rank that is started anew has another epoch."""
     return b"%d.%d" % (rank, epoch)
 
 
-def write_keys_fd(keys: RankKeys) -> int:
-    """Return a descriptor for a child process, which reads the keys from it once."""
-    # CLOEXEC keeps it out of every child but the rank, to which Popen hands it by `pass_fds`.
-    fd = os.memfd_create("actorflow-rank", os.MFD_CLOEXEC)
-    os.write(fd, to_msgpack(to_row(keys)))
+def write_keys_fd(keys: bytes) -> int:
+    """Return a descriptor for a child process, which reads packed keys from it once."""
+    # CLOEXEC keeps it out of every child but the one to which Popen hands it by `pass_fds`.
+    fd = os.memfd_create("actorflow-keys", os.MFD_CLOEXEC)
+    os.write(fd, keys)
     # The child shares the offset of this descriptor and reads from where it stands.
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
 
 
-def read_keys_fd(fd: int) -> RankKeys:
-    """Read the keys of this rank and close their descriptor.
+def read_keys_fd(fd: int) -> bytes:
+    """Return the packed keys in a descriptor of this process, and close it.
 
-    Raises InternalError where it holds none.
+    Raises InternalError where it cannot be read.
     """
     try:
         with os.fdopen(fd, "rb") as file:
             # The number of the descriptor is an argument, so what it names may be any file: read it
             # bounded.
-            return from_row(RankKeys, from_msgpack(file.read(_MOST_BYTES)))
-    except (OSError, DecodeError) as error:
-        raise InternalError(f"descriptor {fd} holds no keys of a rank: {error}") from None
+            return file.read(_MOST_KEY_BYTES)
+    except OSError as error:
+        raise InternalError(f"descriptor {fd} holds no keys: {error}") from None
 
 
 # The wire: a row in msgpack, and a frame of its own for everything of bytes, so that values are not
@@ -360,7 +373,7 @@ MOST_HEAD_BYTES = 1 << 20
 """Of the part of a message that is no value."""
 
 
-def encode(message: FromRank | ToRank) -> list[bytes]:
+def encode(message: object) -> list[bytes]:
     """Return the frames of a message. Texts that are too long are cut, and broken ones mended."""
     head: list[Any] = [VERSION, type(message).__name__]
     frames: list[bytes] = []

@@ -14,6 +14,7 @@ from actorflow.distributed.messages import (
     GatherEntered,
     GatherTimedOut,
     Hello,
+    RankKeys,
     ScriptEnded,
     StepReached,
     encode,
@@ -156,13 +157,13 @@ def test_it_listens_on_this_machine_alone(job):
 
 def test_keys_are_handed_over_once_and_each_rank_has_its_own(job):
     keys = [job.coordinator.keys(rank) for rank in (0, 1)]
-    assert read_keys_fd(write_keys_fd(keys[0])) == keys[0]
+    packed = keys[0].to_bytes()
+    assert RankKeys.from_bytes(read_keys_fd(write_keys_fd(packed))) == keys[0]
     assert keys[0].secret != keys[1].secret
-    fd = write_keys_fd(keys[0])
-    with open(fd, "wb", closefd=False) as file:
-        file.write(b"\xc1")
-    with pytest.raises(InternalError, match="holds no keys"):
-        read_keys_fd(fd)
+    with pytest.raises(InternalError, match="hold no keys of a rank"):
+        RankKeys.from_bytes(b"\xc1" + packed)
+    with pytest.raises(InternalError, match="descriptor 99999 holds no keys"):
+        read_keys_fd(99_999)
 
 
 class Lying:

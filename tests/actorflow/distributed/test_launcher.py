@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from launching import ENOUGH_S, end_of, insist, launcher
 
-from actorflow.distributed.launcher import (
+from actorflow.distributed.messages import RankKeys
+from actorflow.distributed.rank_process import (
     MOST_BYTES,
     MOST_LINES,
     OutputTail,
     split_cores,
     start_rank,
 )
-from actorflow.distributed.messages import RankKeys
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
@@ -100,14 +100,14 @@ for row in rows:
 print("to stderr", member.rank, file=sys.stderr)
 """
     cores = sorted(os.sched_getaffinity(0))
-    threads = [len(part) for part in split_cores(cores, 2) or [(0,), (0,)]]
+    threads = max(1, len(cores) // 2)
     on = [len(part) for part in split_cores(cores, 2) or [cores, cores]]
     status, out, err = ended(script, "--own", "-n")
     assert (status, err) == (0, "to stderr 0\n")
     assert out.splitlines() == [
         "True port",
-        f"0 2 0 127.0.0.1 {threads[0]} --own -n {on[0]}",
-        f"1 2 1 127.0.0.1 {threads[1]} --own -n {on[1]}",
+        f"0 2 0 127.0.0.1 {threads} --own -n {on[0]}",
+        f"1 2 1 127.0.0.1 {threads} --own -n {on[1]}",
     ]
     status, out, _ = ended(script, n=1, ACTORFLOW_THREADS="7")
     assert status == 1  # alone: there is no member

@@ -4,8 +4,11 @@ import signal
 from itertools import count
 
 import pytest
+import zmq
 
+from actorflow.distributed.agent import Agent
 from actorflow.distributed.coordinator import Coordinator
+from actorflow.distributed.hosts import HostAgents
 from actorflow.distributed.launcher import Launcher, RankLaunch
 
 START_S = 40.0
@@ -14,7 +17,7 @@ START_S = 40.0
 class FakeRank:
     """A rank's process that lives until a test says that it has exited, and notes its signals."""
 
-    tail, stopped_at_s, status, is_forced = None, None, None, False
+    tail, code, is_forced, is_stopped = None, None, False, False
 
     def __init__(self, rank, sent):
         self.rank, self.pidfd, self.sent = rank, 1000 + rank, sent
@@ -28,7 +31,7 @@ class FakeRank:
     def wait(self):
         return 0
 
-    def look_for_stop(self, now_s):
+    def look_for_stop(self):
         pass
 
 
@@ -55,10 +58,11 @@ def launched():
     def start(wait_s=600.0):
         coordinators.append(FakeCoordinator(2, wait_s))
         sent, numbers = [], count()
-        launcher = Launcher(
-            RankLaunch(("x",), 2, wait_s, 10.0), {}, coordinators[-1],
-            start_process=lambda *_: FakeRank(next(numbers), sent), clock=lambda: START_S,
-        )  # fmt: skip
+        poller = zmq.Poller()
+        agent = Agent(("x",), {}, poller, start_process=lambda *_: FakeRank(next(numbers), sent))
+        agents = HostAgents(poller, agent)
+        asked = RankLaunch(("x",), 2, wait_s, 10.0)
+        launcher = Launcher(asked, {}, coordinators[-1], agents, clock=lambda: START_S)
         launcher.start()
         return launcher, coordinators[-1], sent
 
@@ -128,7 +132,7 @@ def test_ranks_that_wait_for_ever_may_be_silent_for_ever(launched):
 def test_copies_of_a_signal_are_passed_on_once(launched, came_s, passed_on, is_ending):
     launcher, _, sent = launched()
     for at in came_s:
-        launcher.note_signal(15, at)
+        launcher.notes.note(15, at)
     due_ms = launcher.turn({}, 9.0)
     both = [(rank, number) for rank in (0, 1) for number in (15, signal.SIGCONT)]
     assert sent == both * passed_on  # what is stopped goes on, to end

@@ -1,0 +1,372 @@
+"""The hosts of a job, as its launcher sees them: one agent on each.
+
+`HostAgents` is told what the agents are to do and returns what they say. The agent of the
+launcher's own host is called directly; agents of other hosts are reached through `AgentServer`, by
+zmq. Both take the same messages. A host whose agent was silent for too long, or whose connection
+was closed, is lost: `AgentLost` stands in its place, once. How silence is measured is said in
+`actorflow.distributed.agent`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from actorflow.distributed.agent import ALIVE_S, MOST_AGENT_BYTES, Agent, AwakeClock
+from actorflow.distributed.agent_messages import (
+    AgentAlive,
+    AgentHello,
+    AgentKeys,
+    AgentRefused,
+    AgentWelcome,
+    FromAgent,
+    JobEnded,
+    LauncherAlive,
+    ToAgent,
+    agent_keys,
+    derived_pair,
+)
+from actorflow.distributed.coordinator import (
+    HANDSHAKE_MS,
+    LOOPBACK,
+    Doorman,
+    number_of,
+    serving_router,
+)
+from actorflow.distributed.messages import decode, encode
+from actorflow.environment.settings import is_worth_a_line, logger
+from compiler.contract.codec import DecodeError, printable
+from compiler.contract.errors import ActorflowError
+
+_GOODBYE_MS = 2_000
+"""How long the end of the job may take to reach the agents."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLost:
+    """The agent of a host is gone, and so are its ranks; `reason` is a predicate of the host."""
+
+    reason: str
+
+
+News = FromAgent | AgentLost
+
+
+@dataclass(slots=True)
+class _Peer:
+    """An agent that is connected: its name in zmq, its connection, and when it was last heard."""
+
+    routing_id: bytes
+    fd: int
+    heard_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostLimits:
+    """How long hosts are waited for: at the start (0 for ever), and when they are silent later."""
+
+    wait_s: float
+    silence_s: float
+
+
+class AgentServer:
+    """The launcher's side of the agents of other hosts. Belongs to the thread that makes it.
+
+    Attributes:
+        num_hosts: how many hosts the job has, that of the launcher included if it has ranks.
+        endpoint: where it listens.
+        limits: how long it waits for hosts.
+
+    Args:
+        num_hosts: see there.
+        secret: the secret of the job, of which all keys follow.
+        listen: address and port; port 0 for a free one.
+        limits: see there.
+        clock: seconds, monotonic.
+        refused: called with a text for what was refused, less and less often.
+        handshake_ms: how long a connection may take to say who it is.
+
+    Raises ActorflowError where it cannot listen there.
+    """
+
+    def __init__(
+        self,
+        num_hosts: int,
+        secret: bytes,
+        listen: tuple[str, int],
+        limits: HostLimits,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        refused: Callable[[str], object] = logger.warning,
+        handshake_ms: int = HANDSHAKE_MS,
+    ) -> None:
+        self.num_hosts, self.limits = num_hosts, limits
+        self._secret, self._tell_refused, self._num_refused = secret, refused, 0
+        self._awake = AwakeClock(clock())
+        self._peers: dict[int, _Peer] = {}
+        self._context = zmq.Context()
+        public = [derived_pair(secret, f"agent {index}")[0] for index in range(num_hosts)]
+        self._doorman = Doorman(self._context, public, self._refused)
+        pair = derived_pair(secret, "launcher")
+        self._router = serving_router(
+            self._context, pair, handshake_ms=handshake_ms, most_bytes=MOST_AGENT_BYTES
+        )
+        # Kept, and disabled before it is closed: else the context's I/O thread stands still.
+        self._monitor = self._router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self.address, port = listen
+        try:
+            self._router.bind(f"tcp://{self.address}:{port or '*'}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise ActorflowError(
+                f"the launcher cannot listen to agents at {self.address}:{port}: {error.strerror};"
+                " give an address of this host and a port that is free"
+            ) from None
+        bound = self._router.getsockopt(zmq.LAST_ENDPOINT)
+        self.endpoint: str = bound.decode() if isinstance(bound, bytes) else str(bound)
+
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        """What is to be polled for reading; `turn` reads it."""
+        return self._router, self._doorman.socket, self._monitor
+
+    def keys(self, index: int, command: tuple[str, ...]) -> AgentKeys:
+        """Return the keys of the agent of a host, which runs a script with its arguments."""
+        limits_s = (self.limits.wait_s, self.limits.silence_s)
+        return agent_keys(self._secret, index, self.num_hosts, self.endpoint, limits_s, command)
+
+    def tell(self, index: int, message: ToAgent) -> None:
+        """Send a message to the agent of a host; one that is lost needs none."""
+        if index in self._peers:
+            self._send(self._peers[index].routing_id, message)
+
+    def turn(self, now_s: float) -> list[tuple[int, News]]:
+        """Return what agents said since the last turn, and which are lost."""
+        self._awake.turn(now_s)
+        # Before the messages: what an agent said before its connection broke is heard first.
+        broken, reused = self._broken()
+        before = {index: peer.fd for index, peer in self._peers.items()}
+        news = self._take_all()
+        for index, peer in sorted(self._peers.items()):
+            # A descriptor may have a new connection by now, and an agent that came with it.
+            is_new = before.get(index) != peer.fd and peer.fd in reused
+            if peer.fd in broken and not is_new:
+                news.append((index, AgentLost("was lost: its agent has ended")))
+            elif self._awake.now_s - peer.heard_s >= self.limits.silence_s:
+                text = f"was lost: its agent has been silent for {self.limits.silence_s:g} s"
+                news.append((index, AgentLost(f"{text} (--host-timeout)")))
+        for index, one in news:
+            if isinstance(one, AgentLost):
+                self._peers.pop(index, None)
+        return news
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close the sockets, once what was sent has gone or after the time. Idempotent."""
+        if not self._context.closed:
+            self._router.disable_monitor()
+            self._context.destroy(linger_ms)
+
+    def _take_all(self) -> list[tuple[int, News]]:
+        self._doorman.serve()
+        news: list[tuple[int, News]] = []
+        while True:
+            try:
+                sender, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return news
+            index = number_of(frames)
+            if index is None:
+                self._refused("a message without a frame came to the launcher; it was refused")
+                continue
+            try:
+                message: FromAgent = decode([frame.buffer for frame in frames], FromAgent)
+            except DecodeError as error:
+                # Its key is right, so it is ours, of another version.
+                text = f"host {index} sends what this version of actorflow cannot read ({error})"
+                self._send(sender.bytes, AgentRefused(text))
+                self._refused(text)
+                continue
+            if self._is_of_peer(index, sender, message):
+                news.append((index, message))
+
+    def _is_of_peer(self, index: int, sender: zmq.Frame, message: FromAgent) -> bool:
+        """Note from whom a message came, and answer; return whether it is to be heard."""
+        peer, routing_id = self._peers.get(index), sender.bytes
+        if peer is None and isinstance(message, AgentHello):
+            peer = self._peers[index] = _Peer(routing_id, 0, self._awake.now_s)
+            self._send(routing_id, AgentWelcome())
+        if peer is None:
+            return False  # of an agent that was lost before
+        if peer.routing_id != routing_id:
+            text = f"another process is host {index} of this job already"
+            self._send(routing_id, AgentRefused(f"{text}; give each host a number of its own"))
+            self._refused(f"{text}; a second one was refused")
+            return False
+        # The system's number of the connection, as the monitor tells it when that breaks.
+        peer.fd = int(sender.get(zmq.SRCFD))
+        peer.heard_s = self._awake.now_s
+        if isinstance(message, AgentAlive):
+            self._send(routing_id, LauncherAlive(message.counter))
+        return True
+
+    def _broken(self) -> tuple[set[int], set[int]]:
+        """Return the descriptors of connections that broke, and which of them were taken anew."""
+        broken: set[int] = set()
+        reused: set[int] = set()
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor)
+            fd = int(event["value"])
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                broken.add(fd)
+                reused.discard(fd)
+            elif fd in broken:
+                reused.add(fd)
+        return broken, reused
+
+    def _send(self, routing_id: bytes, message: ToAgent) -> None:
+        # Without a route the agent is gone, which the monitor tells.
+        with suppress(zmq.ZMQError):
+            self._router.send_multipart([routing_id, *encode(message)], zmq.NOBLOCK, copy=False)
+
+    def _refused(self, text: str) -> None:
+        self._num_refused += 1
+        if is_worth_a_line(self._num_refused):  # whoever floods us does not fill the log, too
+            self._tell_refused(text)
+
+
+class HostAgents:
+    """The agents of all hosts of a job, by the number of the host.
+
+    Attributes:
+        poller: polls what agents wait for, and whatever else its user registers.
+        address: where the coordinator of the ranks is to listen.
+        num_hosts: how many hosts there are.
+        hellos: what each host said of itself, once `gather` has returned.
+
+    Args:
+        poller: see there; that of `local`, too.
+        local: the agent of this host, which is host 0; None if none of the ranks runs here.
+        server: serves the agents of all other hosts; None if there is none.
+    """
+
+    def __init__(
+        self, poller: zmq.Poller, local: Agent | None, server: AgentServer | None = None
+    ) -> None:
+        self.poller, self._local, self._server = poller, local, server
+        self.address = LOOPBACK if server is None else server.address
+        self.num_hosts = 1 if server is None else server.num_hosts
+        self.hellos: dict[int, AgentHello] = {}
+        if local is not None:
+            self.hellos[0] = local.hello()
+        for socket in () if server is None else server.sockets:
+            poller.register(socket, zmq.POLLIN)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the hosts, which tell them apart; in texts "host " goes before."""
+        return tuple([_name(index, self.hellos[index]) for index in range(self.num_hosts)])
+
+    def gather(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Wait for the agents of all hosts, and compare what they say.
+
+        Raises ActorflowError where hosts do not come in time, or differ; those that came are told.
+        """
+        started_s = clock()
+        while self._server is not None and len(self.hellos) < self.num_hosts:
+            self.poller.poll(int(ALIVE_S * 1000))
+            now_s = clock()
+            self._meet(self._server, now_s, now_s - started_s)
+        self._refuse(differences(self.hellos), clock())
+
+    def _meet(self, server: AgentServer, now_s: float, waited_s: float) -> None:
+        for index, news in server.turn(now_s):
+            if isinstance(news, AgentHello):
+                self.hellos[index] = news
+            elif isinstance(news, AgentLost):  # it may be started again
+                self.hellos.pop(index, None)
+        wait_s = server.limits.wait_s
+        if wait_s and waited_s >= wait_s and len(self.hellos) < self.num_hosts:
+            missing = [i for i in range(self.num_hosts) if i not in self.hellos]
+            number = "host " if len(missing) == 1 else "hosts "
+            text = (
+                f"{number}{', '.join(map(str, missing))} of {self.num_hosts} did not connect to the"
+                f" launcher at {server.endpoint} within {wait_s:g} s (ACTORFLOW_RANK_SECONDS)"
+            )
+            self._refuse(text, now_s)
+
+    def _refuse(self, text: str, now_s: float) -> None:
+        if text:
+            self.send_all(AgentRefused(text), now_s)
+            raise ActorflowError(text)
+
+    def tell(self, index: int, message: ToAgent, now_s: float) -> None:
+        """Tell the agent of a host something."""
+        if index == 0 and self._local is not None:
+            self._local.take(message, now_s)
+        elif self._server is not None:
+            self._server.tell(index, message)
+
+    def send_all(self, message: ToAgent, now_s: float) -> None:
+        """Tell all agents something."""
+        for index in range(self.num_hosts):
+            self.tell(index, message, now_s)
+
+    def turn(self, events: Mapping[Any, int], now_s: float) -> list[tuple[int, News]]:
+        """Return what agents say, and which are lost, with the numbers of their hosts."""
+        news: list[tuple[int, News]] = []
+        if self._local is not None:
+            news += [(0, one) for one in self._local.turn(events, now_s)]
+        if self._server is not None:
+            news += self._server.turn(now_s)
+        return news
+
+    def due_s(self, now_s: float) -> list[float]:
+        """Return when something is due that was not at a time."""
+        due = [] if self._local is None else self._local.due_s()
+        # A launcher that slept longer would take itself for one that was stopped.
+        return due if self._server is None else [*due, now_s + ALIVE_S]
+
+    def close(self, status: int) -> None:
+        """End all agents, and what is left of their ranks; they exit with a status. Idempotent."""
+        if self._local is not None:
+            self._local.close()
+        if self._server is not None:
+            for index in range(self.num_hosts):
+                self._server.tell(index, JobEnded(status))
+            self._server.close(_GOODBYE_MS)
+
+
+def _name(index: int, hello: AgentHello) -> str:
+    return f"{index} ({printable(hello.hostname)})"
+
+
+_COMPARED: Sequence[tuple[str, str, str]] = (
+    ("version", "has actorflow", "install the same version on all hosts"),
+    ("python", "has Python", "install the same version on all hosts"),
+    ("script", "has another script, of SHA-256", "give all hosts the same script"),
+)
+"""What hosts say of themselves that has to be the same, in words, and how to mend it."""
+
+
+def differences(hellos: Mapping[int, AgentHello]) -> str:
+    """Return the first difference between two hosts that no job can have; "" for none."""
+    (first, one), *others = sorted(hellos.items())
+    for index, other in others:
+        for name, words, mend in _COMPARED:
+            ours, theirs = getattr(one, name), getattr(other, name)
+            if ours != theirs:
+                return (
+                    f"host {_name(index, other)} {words} {_short(theirs)}, host"
+                    f" {_name(first, one)} {_short(ours)}: {mend}"
+                )
+    return ""
+
+
+def _short(text: str) -> str:
+    return printable(text[:12]) or "none"
