@@ -23,11 +23,11 @@ TORCH_SIGNATURES = (
 """Functions with more parameters, because users call them as torch's."""
 
 BUDGET = {
-    "actorflow": 35_300,
+    "actorflow": 35_400,
     "actors": 46_700,
     "compiler": 32_250,
     "memory": 3_800,
-    "tests": 100_350,
+    "tests": 101_000,
     "benchmarks": 15_650,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

@@ -16,13 +16,22 @@ import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from actorflow.environment.settings import Settings, SettingsError
 from actorflow.tensor.tracer import is_ours, is_users, shown_path
 from compiler.contract.errors import ActorflowError, CompileError, InternalError
+from compiler.contract.files import user_path
+
+if TYPE_CHECKING:
+    from actorflow.distributed.launcher import RankLaunch
 
 _GRACE_S = 10.0
 _MOST_GRACE_S = 86_400.0
+_HOST_TIMEOUT_S = 15.0
+_LEAST_TIMEOUT_S = 3.0
+"""Several signs of life, which come every half second."""
+_MOST_HOSTS = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +46,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="time for the other ranks to exit after a rank failed (default %(default)g)",
     )
+    hosts = parser.add_argument_group(
+        "several hosts", "the same command, started once on each host; see docs/ranks.md"
+    )
+    hosts.add_argument(
+        "--hosts", type=int, default=1, metavar="H", help="number of hosts (default 1)"
+    )
+    hosts.add_argument(
+        "--host-index",
+        type=int,
+        metavar="I",
+        help="number of this host, from 0 (default: what ACTORFLOW_HOST_INDEX or a scheduler says)",
+    )
+    hosts.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="address of host 0 (default: MASTER_ADDR and MASTER_PORT; port 29400)",
+    )
+    hosts.add_argument(
+        "--key-file",
+        metavar="FILE",
+        help="secret of the job, the same on all hosts (default: ACTORFLOW_KEY_FILE)",
+    )
+    hosts.add_argument(
+        "--host-timeout",
+        type=float,
+        default=_HOST_TIMEOUT_S,
+        metavar="SECONDS",
+        help="time after which a silent host is lost (default %(default)g)",
+    )
+    hosts.add_argument(
+        "--make-key", action=_MakeKey, metavar="FILE", help="write a new secret to FILE, and exit"
+    )
     parser.add_argument("file", help="a Python script; its arguments follow it")
+
+
+class _MakeKey(argparse.Action):
+    """Write a key file as soon as the option is read, as --version prints at once."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        from actorflow.distributed.rendezvous import write_key_file
+
+        path = user_path(str(values))
+        try:
+            write_key_file(Path(path))
+        except OSError as error:
+            parser.error(f"--make-key: {path}: {error.strerror}")
+        print(f"wrote a secret for 'actorflow launch --key-file {path}'; copy it to all hosts")
+        parser.exit(0)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,19 +108,64 @@ def run(options: argparse.Namespace) -> int:
     from actorflow.distributed.launcher import RankLaunch, launch
     from actors.collectives.segments import MAX_RANKS
 
-    if not 1 <= options.ranks <= MAX_RANKS:
-        raise CompileError(f"-n: expected 1 to {MAX_RANKS} ranks, came {options.ranks}")
+    most = MAX_RANKS * max(1, options.hosts)
+    if not 1 <= options.ranks <= most:
+        raise CompileError(f"-n: expected 1 to {most} ranks, came {options.ranks}")
     if not 0 <= options.grace <= _MOST_GRACE_S:
         raise CompileError(
             f"--grace: expected 0 to {_MOST_GRACE_S:,.0f} seconds, came {options.grace}"
         )
+    _check_hosts(options)
     if not Path(options.file).is_file():
         raise FileNotFoundError(2, "no such script", options.file)
     settings = Settings.from_env(os.environ)
     _open_standard_files()
     command = (options.file, *options.rest)
-    rank_launch = RankLaunch(command, options.ranks, settings.rank_seconds, options.grace)
-    return launch(rank_launch, os.environ)
+    asked = RankLaunch(command, options.ranks, settings.rank_seconds, options.grace)
+    if options.hosts == 1:
+        return launch(asked, os.environ)
+    return _launch_on_hosts(options, settings, asked)
+
+
+def _check_hosts(options: argparse.Namespace) -> None:
+    most = min(_MOST_HOSTS, options.ranks)
+    if not 1 <= options.hosts <= most:
+        raise CompileError(
+            f"--hosts: expected 1 to {most} hosts for -n {options.ranks}, came {options.hosts}"
+        )
+    if not _LEAST_TIMEOUT_S <= options.host_timeout <= _MOST_GRACE_S:
+        raise CompileError(
+            f"--host-timeout: expected {_LEAST_TIMEOUT_S:g} to {_MOST_GRACE_S:,.0f} seconds, came"
+            f" {options.host_timeout}"
+        )
+    given = [name for name in ("host_index", "coordinator", "key_file") if _is_given(options, name)]
+    if options.hosts == 1 and given:
+        name = given[0].replace("_", "-")
+        raise CompileError(f"--{name} is for several hosts: give their number by --hosts, too")
+
+
+def _is_given(options: argparse.Namespace, name: str) -> bool:
+    return getattr(options, name) is not None
+
+
+def _launch_on_hosts(options: argparse.Namespace, settings: Settings, asked: RankLaunch) -> int:
+    from actorflow.distributed.rendezvous import (
+        HostOfJob,
+        host_index,
+        launch_on_hosts,
+        launcher_address,
+        read_key_file,
+    )
+
+    key_file = settings.key_file if options.key_file is None else Path(options.key_file)
+    here = HostOfJob(
+        index=host_index(options.host_index, options.hosts, os.environ),
+        num_hosts=options.hosts,
+        launcher=launcher_address(options.coordinator, os.environ),
+        secret=read_key_file(key_file),
+        silence_s=options.host_timeout,
+    )
+    return launch_on_hosts(asked, os.environ, here)
 
 
 def _open_standard_files() -> None:

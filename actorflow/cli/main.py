@@ -123,7 +123,10 @@ _OTHERS = (
 """Commands of modules of their own: name, what adds the arguments, what runs, and in words."""
 
 
-_WITH_VALUE = ("--device", "--gpu", "-n", "--ranks", "--grace")
+_WITH_VALUE = (
+    "--device", "--gpu", "-n", "--ranks", "--grace", "--hosts", "--host-index", "--coordinator",
+    "--key-file", "--host-timeout",
+)  # fmt: skip
 """Options of `run` and `launch` that the next word belongs to."""
 _JOINED = ("-n", *[f"{name}=" for name in _WITH_VALUE if name.startswith("--")])
 """How those begin that have their value in the same word."""

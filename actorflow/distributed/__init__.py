@@ -1,9 +1,10 @@
 """Several ranks as one job: launched, agreed on every step, with one plan and whole checkpoints.
 
 `actorflow launch` starts a process per rank, through an agent on each host, and the coordinator,
-which lives in the launcher. Each rank has a `RankClient`, which exchanges messages with it over zmq. The agreement decides from
-messages alone which steps may begin, where all stop and which step is saved. The tensors of a step
-do not pass here: `actors.collectives` moves those through shared memory.
+which lives in the launcher. Each rank has a `RankClient`, which exchanges messages with it over
+zmq. The agreement decides from messages alone which steps may begin, where all stop and which step
+is saved. The tensors of a step do not pass here: `actors.collectives` moves those through shared
+memory.
 
 process_group.py    `ProcessGroup`: this process among the ranks; what they compare first
 member.py           `RankClient`; `RankLink`, the thread that owns a rank's socket
@@ -13,6 +14,7 @@ messages.py         what ranks and coordinator say, as dataclasses; keys; frames
 agreement.py        `CoordinatorState`: messages in, messages out, no I/O; `RankFailure`
 coordinator.py      `Coordinator`: the agreement over zmq, one thread, CURVE keys
 launcher.py         `launch`: one start of all ranks, from the first process to the verdict
+rendezvous.py       which host this is, the launcher's address, the job's secret; `launch_on_hosts`
 hosts.py            `HostAgents`: the agents of all hosts, here and over zmq; hosts that are lost
 agent.py            `Agent`: the ranks of one host; `AgentService`, its process on another host
 agent_messages.py   what launcher and agents say, as dataclasses; keys of agents

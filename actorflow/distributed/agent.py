@@ -213,7 +213,7 @@ ALIVE_S = 0.5
 _MOST_GAP_S = 1.0
 """What the time between two turns counts at most: a longer one is that of a process that was
 stopped, or of a machine that is overloaded."""
-_MOST_FAILED = 20
+_MOST_FAILED = 10
 """Connections that may end in their handshake: the first may come amid the end of an older job."""
 MOST_AGENT_BYTES = 1 << 20
 """Of a frame between a launcher and an agent; the longest holds the keys of all ranks of a host."""

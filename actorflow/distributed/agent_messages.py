@@ -13,6 +13,7 @@ they are drawn at random for each epoch, and reach a rank through its agent.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import zmq
@@ -197,13 +198,21 @@ class AgentKeys:
             raise InternalError(f"the bytes hold no keys of an agent: {error}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class HostLimits:
+    """How long hosts are waited for: at the start (0 for ever), and when they are silent later."""
+
+    wait_s: float
+    silence_s: float
+
+
 def agent_keys(
     secret: bytes,
     index: int,
     num_hosts: int,
     endpoint: str,
-    limits_s: tuple[float, float],
-    command: tuple[str, ...],
+    limits: HostLimits,
+    command: Sequence[str],
 ) -> AgentKeys:
     """Return the keys of the agent of a host, which follow from the secret of the job.
 
@@ -212,11 +221,19 @@ def agent_keys(
         index: which host it is.
         num_hosts: how many there are.
         endpoint: where the launcher listens to agents, "tcp://HOST:PORT".
-        limits_s: how long the agent waits for the launcher at first, and later.
+        limits: how long the agent waits for the launcher.
         command: the script with its arguments.
     """
     server_public, _ = derived_pair(secret, "launcher")
     public, own_secret = derived_pair(secret, f"agent {index}")
     return AgentKeys(
-        index, num_hosts, endpoint, server_public, public, own_secret, *limits_s, command
+        index=index,
+        num_hosts=num_hosts,
+        endpoint=endpoint,
+        server_public=server_public,
+        public=public,
+        secret=own_secret,
+        wait_s=limits.wait_s,
+        timeout_s=limits.silence_s,
+        command=tuple(command),
     )

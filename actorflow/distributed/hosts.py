@@ -26,6 +26,7 @@ from actorflow.distributed.agent_messages import (
     AgentRefused,
     AgentWelcome,
     FromAgent,
+    HostLimits,
     JobEnded,
     LauncherAlive,
     ToAgent,
@@ -65,14 +66,6 @@ class _Peer:
     routing_id: bytes
     fd: int
     heard_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class HostLimits:
-    """How long hosts are waited for: at the start (0 for ever), and when they are silent later."""
-
-    wait_s: float
-    silence_s: float
 
 
 class AgentServer:
@@ -138,8 +131,7 @@ class AgentServer:
 
     def keys(self, index: int, command: tuple[str, ...]) -> AgentKeys:
         """Return the keys of the agent of a host, which runs a script with its arguments."""
-        limits_s = (self.limits.wait_s, self.limits.silence_s)
-        return agent_keys(self._secret, index, self.num_hosts, self.endpoint, limits_s, command)
+        return agent_keys(self._secret, index, self.num_hosts, self.endpoint, self.limits, command)
 
     def tell(self, index: int, message: ToAgent) -> None:
         """Send a message to the agent of a host; one that is lost needs none."""

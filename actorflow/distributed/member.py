@@ -66,9 +66,10 @@ CONTACT_S = 1.0
 class RankLink:
     """The link of a rank to its coordinator. It says Hello by itself.
 
-    The coordinator is this process's parent, without which it is killed. So the link looks for one
-    that cannot be reached, at first or any more, and for nothing else: one that is stopped for a
-    while is waited for, as the system takes what is sent to it.
+    The agent of the host is this process's parent, without which it is killed, and the agent looks
+    for a launcher that is silent. So the link looks for a coordinator that cannot be reached, at
+    first or any more, and for nothing else: one that is stopped for a while is waited for, as the
+    system takes what is sent to it.
 
     Args:
         keys: of this rank.
@@ -202,11 +203,19 @@ def shortened(messages: Sequence[FromRank]) -> list[FromRank]:
 
 
 def _unreachable(keys: RankKeys, text: str) -> PeerFailed:
-    return PeerFailed(
-        f"the link of rank {keys.rank} to its coordinator at {keys.endpoint} {text}. Ranks and"
-        " their launcher communicate over the loopback device: it may be down, as in a new"
+    why = (
+        "Ranks and their launcher communicate over the loopback device: it may be down, as in a new"
         " network namespace ('ip link set lo up'), or a firewall drops its packets; 'actorflow"
-        " doctor' tests it (ACTORFLOW_RANK_SECONDS sets how long ranks wait)"
+        " doctor' tests it"
+    )
+    if keys.host:
+        why = (
+            f"It is on host {keys.host}: the network between the hosts may be down, or a firewall"
+            " drops packets to that port, which is another one at every start"
+        )
+    return PeerFailed(
+        f"the link of rank {keys.rank} to its coordinator at {keys.endpoint} {text}. {why}"
+        " (ACTORFLOW_RANK_SECONDS sets how long ranks wait)"
     )
 
 

@@ -75,6 +75,12 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
         "600",
         "seconds that ranks wait for a rank that is missing or stopped; 0 for no limit",
     ),
+    EnvVar(
+        "ACTORFLOW_HOST_INDEX",
+        "what the scheduler says",
+        "number of this host, from 0, for 'actorflow launch --hosts'",
+    ),
+    EnvVar("ACTORFLOW_KEY_FILE", "", "file with the secret of 'actorflow launch --hosts'"),
     EnvVar("ACTORFLOW_SIM_SEED", "0", "seed of the delays of simulated devices"),
     EnvVar(
         "ACTORFLOW_GPU", "the one present", "GPU that jobs on cuda are planned for, such as h200"
@@ -99,9 +105,9 @@ class Settings:
 
     `log_level` is a name that `logging` knows ("WARNING"). `cache` is None if the plan cache is
     off, `threads` is None for all cores, `stall_seconds` is 0 for never, `rank_seconds` is 0 for
-    ever, `gpu` is empty for the one that is here, `emulated_gpus` is 0 where the host acts none,
-    `cudnn` is None for where it is installed. `warnings` are texts for the user: unknown names, and
-    a cache that has no place.
+    ever, `host_index` is None for what a scheduler says, `gpu` is empty for the one that is here,
+    `emulated_gpus` is 0 where the host acts none, `cudnn` is None for where it is installed.
+    `warnings` are texts for the user: unknown names, and a cache that has no place.
     """
 
     devices: tuple[Device, ...] = (HOST,)
@@ -119,6 +125,8 @@ class Settings:
     native: bool = True
     stall_seconds: float = 60.0
     rank_seconds: float = 600.0
+    host_index: int | None = None
+    key_file: Path | None = None
     sim_seed: int = 0
     warnings: tuple[str, ...] = ()
 
@@ -160,6 +168,8 @@ class Settings:
             rank_seconds=_seconds(
                 environ, "ACTORFLOW_RANK_SECONDS", "600", "0 lets ranks wait without limit"
             ),
+            host_index=_index(environ, "ACTORFLOW_HOST_INDEX"),
+            key_file=_path(environ, "ACTORFLOW_KEY_FILE"),
             sim_seed=_seed(environ, "ACTORFLOW_SIM_SEED"),
             warnings=tuple(warnings),
         )
@@ -290,6 +300,15 @@ def _threads(environ: Mapping[str, str], name: str) -> int | None:
         f"{name}: expected a number of threads from 1 up, came {environ[name]!r};"
         " unset it to use all cores"
     )
+
+
+def _index(environ: Mapping[str, str], name: str) -> int | None:
+    value = environ.get(name, "").strip()
+    if not value:
+        return None
+    if not (value.isascii() and value.isdigit()):
+        raise SettingsError(f"{name}: expected a number from 0 up, came {environ[name]!r}")
+    return int(value)
 
 
 def _seed(environ: Mapping[str, str], name: str) -> int:

@@ -1,6 +1,7 @@
 """Scripts that are run as several ranks, by the command itself."""
 
 import os
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
@@ -49,6 +50,48 @@ def launcher(folder):
         started.append(process)
         return process
 
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def free_port():
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@contextmanager
+def host_launcher(folder):
+    """Yield a function that starts `actorflow launch` as one of several hosts, all on this machine.
+
+    All are killed at the end. The script and its key are in `folder`, the port is one for all.
+    """
+    started, port, key = [], free_port(), folder / "key"
+    key.touch(mode=0o600)
+    key.write_text("5a" * 32 + "\n")
+
+    def start(index, script, *arguments, n=2, options=(), port=port, name="script.py", **environ):
+        file = folder / name
+        file.write_text(script)
+        given = {
+            "--ranks": n, "--grace": 5, "--hosts": 2, "--host-index": index, "--key-file": key,
+            "--coordinator": f"127.0.0.1:{port}", **dict(options),
+        }  # fmt: skip
+        words = [str(word) for pair in given.items() for word in pair]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "actorflow", "launch", *words, str(file), *arguments],
+            env={**os.environ, "TELLS": str(folder / "tells"), **environ},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    start.port = port
     try:
         yield start
     finally:

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from launching import ENOUGH_S, end_of, insist, launcher
+from process_ends import are_gone, tells_of
 
 from actorflow.distributed.messages import RankKeys
 from actorflow.distributed.rank_process import (
@@ -246,19 +246,8 @@ sys.exit(128 + signals.received[0])
 @pytest.fixture
 def tells(tmp_path):
     """A named pipe in which ranks tell; a function that returns so many of their lines."""
-    os.mkfifo(tmp_path / "tells")
-    fd = os.open(tmp_path / "tells", os.O_RDWR)
-    text = b""
-
-    def lines(count):
-        nonlocal text
-        while text.count(b"\n") < count:
-            assert select.select([fd], [], [], ENOUGH_S)[0], text
-            text += os.read(fd, 4096)
-        return text.decode().splitlines()
-
-    yield lines
-    os.close(fd)
+    with tells_of(tmp_path / "tells") as lines:
+        yield lines
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -282,22 +271,6 @@ report(f"{os.getpid()} {child.pid}")
 threading.Event().wait()
 """
 )
-
-
-def are_gone(pids):
-    """Wait until processes have ended, whoever's children they are."""
-    for pid in pids:
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        poller = select.poll()
-        poller.register(fd, select.POLLIN)
-        is_gone = bool(poller.poll(ENOUGH_S * 1000))
-        os.close(fd)
-        if not is_gone:
-            return False
-    return True
 
 
 def test_ranks_end_with_their_launcher_when_it_is_killed(launched, tells):
@@ -345,6 +318,17 @@ def test_a_rank_that_fails_takes_along_who_does_not_listen(ended, tells, tmp_pat
             "--grace: expected 0 to 86,400 seconds, came inf",
         ),
         (["-n2", "nowhere.py"], "nowhere.py: no such script"),
+        (["-n2", "--hosts", "0", __file__], "--hosts: expected 1 to 2 hosts for -n 2, came 0"),
+        (["-n2", "--hosts", "3", __file__], "--hosts: expected 1 to 2 hosts for -n 2, came 3"),
+        (
+            ["-n2", "--host-timeout", "1", __file__],
+            "--host-timeout: expected 3 to 86,400 seconds, came 1.0",
+        ),
+        (
+            ["-n2", "--key-file", "key", __file__],
+            "--key-file is for several hosts: give their number by --hosts, too",
+        ),
+        (["--make-key", "/nowhere/key"], "--make-key: /nowhere/key: No such file or directory"),
         ([__file__], "the following arguments are required: -n/--ranks"),
     ],
 )

@@ -9,12 +9,14 @@ from error_texts import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actorflow.distributed import messages
+from actorflow.distributed import agent_messages, messages
+from actorflow.distributed.agent_messages import AgentKeys, FromAgent, ToAgent
 from actorflow.distributed.messages import (
     FromRank,
     GatherDone,
     GatherEntered,
     RankFailed,
+    RankKeys,
     StepReached,
     ToRank,
     decode,
@@ -22,6 +24,7 @@ from actorflow.distributed.messages import (
     pack_value,
 )
 from compiler.contract.codec import DecodeError, from_msgpack
+from compiler.contract.errors import InternalError
 
 FIELDS = {
     "Number": st.integers(0, (1 << 62) - 1),
@@ -51,13 +54,43 @@ def test_what_the_coordinator_says_comes_as_it_was(message):
     assert decode(encode(message), ToRank) == message
 
 
-@given(st.lists(st.binary(max_size=64), max_size=4))
-def test_bytes_at_random_are_refused_or_are_a_message(frames):
+@given(any_of(FromAgent))
+def test_what_an_agent_says_comes_as_it_was(message):
+    assert decode(encode(message), FromAgent) == message
+
+
+@given(any_of(ToAgent))
+def test_what_an_agent_is_told_comes_as_it_was(message):
+    assert decode(encode(message), ToAgent) == message
+
+
+@pytest.mark.parametrize("kinds", [FromRank, FromAgent, ToAgent], ids=["rank", "agent", "launcher"])
+@given(frames=st.lists(st.binary(max_size=64), max_size=4))
+def test_bytes_at_random_are_refused_or_are_a_message(kinds, frames):
     try:
-        message = decode(frames, FromRank)
+        message = decode(frames, kinds)
     except DecodeError:
         return
-    assert type(message) in FromRank.__args__
+    assert type(message) in kinds.__args__
+
+
+@given(any_of(FromAgent), st.data())
+def test_a_message_of_an_agent_that_was_damaged_is_refused_or_is_another_one(message, data):
+    frames = [bytearray(frame) for frame in encode(message)]
+    frame = data.draw(st.sampled_from([frame for frame in frames if frame]))
+    frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        other = decode([bytes(frame) for frame in frames], FromAgent)
+    except DecodeError:
+        return
+    assert type(other) in FromAgent.__args__
+
+
+@given(st.binary(max_size=200))
+def test_bytes_at_random_are_no_keys(data):
+    for kind in (AgentKeys, RankKeys):
+        with pytest.raises(InternalError, match="the bytes hold no keys of a"):
+            kind.from_bytes(data)
 
 
 PLAIN = st.recursive(
@@ -135,7 +168,10 @@ def test_bytes_at_random_are_a_value_or_refused(data):
 
 
 def test_every_message_has_fields_that_travel():
-    for kind in (*FromRank.__args__, *ToRank.__args__):
-        assert kind.__module__ == messages.__name__
+    of_ranks = (*FromRank.__args__, *ToRank.__args__)
+    of_agents = (*FromAgent.__args__, *ToAgent.__args__)
+    for kind in (*of_ranks, *of_agents):
+        home = agent_messages if kind in of_agents else messages
+        assert kind.__module__ == home.__name__
         assert {field.type for field in dataclasses.fields(kind)} <= FIELDS.keys()
     assert StepReached.__slots__ == ("run", "step")

@@ -32,6 +32,8 @@ def test_every_variable_is_read():
             "ACTORFLOW_THREADS": "3",
             "ACTORFLOW_STALL_SECONDS": "2.5",
             "ACTORFLOW_RANK_SECONDS": "30",
+            "ACTORFLOW_HOST_INDEX": " 2 ",
+            "ACTORFLOW_KEY_FILE": "~/key",
             "ACTORFLOW_SIM_SEED": "7",
             **HOME,
         }
@@ -50,6 +52,8 @@ def test_every_variable_is_read():
         threads=3,
         stall_seconds=2.5,
         rank_seconds=30.0,
+        host_index=2,
+        key_file=Path("/home/ann/key"),
         sim_seed=7,
     )
 

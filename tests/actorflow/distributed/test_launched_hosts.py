@@ -1,0 +1,199 @@
+"""One job on several hosts: each is a process of the command on this machine, with its index."""
+
+import os
+import signal
+from contextlib import closing
+
+import pytest
+from launching import end_of, host_launcher
+from process_ends import are_gone, tells_of
+from stalling_proxy import StallingProxy
+
+SCRIPT = """
+import os, signal, sys, threading
+from actorflow.distributed.member import current_rank
+
+member = current_rank()
+names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_ADDR", "ACTORFLOW_THREADS")
+own = (member.rank, member.host.split()[0], *[os.environ[n] for n in names])
+rows = member.all_gather_object("rows", own)
+if member.rank == 0:
+    for row in rows:
+        print(*row)
+with open(os.environ["TELLS"], "a") as file:
+    file.write(f"{member.rank} {os.getpid()} {os.getppid()}\\n")
+if "wait" in sys.argv:
+    member.all_gather_object("go on", 0) if member.rank else threading.Event().wait()
+if "gone" in sys.argv:
+    with open(os.environ["GO"]) as file:
+        file.read()
+"""
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """Return a function that starts the launcher process of a host."""
+    with host_launcher(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture
+def tells(tmp_path):
+    """Return a function that returns the process and the parent of each of so many ranks."""
+    with tells_of(tmp_path / "tells") as lines:
+
+        def processes(count):
+            rows = [[int(word) for word in line.split()] for line in lines(count)]
+            return {rank: (process, parent) for rank, process, parent in rows}
+
+        yield processes
+
+
+def started(hosts, *arguments, **options):
+    """Start two hosts, the launcher last; return both, host 0 first."""
+    second = hosts(1, SCRIPT, *arguments, **options)
+    return hosts(0, SCRIPT, *arguments, **options), second
+
+
+def test_ranks_of_two_hosts_meet_and_know_their_places(hosts, tells):
+    first, second = started(hosts, n=3)
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    said = [
+        f"0 0 0 2 3 127.0.0.1 {threads}",
+        f"1 0 1 2 3 127.0.0.1 {threads}",
+        f"2 1 0 1 3 127.0.0.1 {threads}",
+    ]
+    assert end_of(first) == (0, "\n".join(said) + "\n", "")
+    assert end_of(second) == (0, "", "")
+    parents = {rank: parent for rank, (_, parent) in tells(3).items()}
+    assert parents == {0: first.pid, 1: first.pid, 2: second.pid}
+
+
+def test_a_rank_that_is_killed_on_another_host_is_named_with_it(hosts, tells):
+    first, second = started(hosts, "wait")
+    process = tells(2)[1][0]
+    second.send_signal(signal.SIGSTOP)  # an agent that is stopped for a while costs nothing
+    os.kill(process, signal.SIGKILL)
+    second.send_signal(signal.SIGCONT)
+    code, _, err = end_of(first)
+    assert code == 128 + signal.SIGKILL
+    assert err.startswith("actorflow launch: rank 1 on host 1 (")
+    assert err.endswith(") was ended by SIGKILL\n")
+    assert end_of(second) == (128 + signal.SIGKILL, "", "")
+
+
+def test_a_host_whose_agent_is_killed_is_lost_at_once(hosts, tells):
+    first, second = started(hosts, "wait", options={"--host-timeout": 10_000}.items())
+    process = tells(2)[1][0]
+    second.kill()
+    code, _, err = end_of(first)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "rank 1 on host 1 (" in err
+    assert err.endswith(") is lost: its host was lost: its agent has ended\n")
+    assert are_gone([process])
+
+
+def test_agents_end_their_ranks_when_the_launcher_is_killed(hosts, tells):
+    first, second = started(hosts, "wait", options={"--host-timeout": 10_000}.items())
+    processes = [process for process, _ in tells(2).values()]
+    first.kill()
+    code, out, err = end_of(second)
+    assert (code, out) == (1, "")
+    assert err == (
+        f"actorflow launch: host 1 of 2: the launcher at tcp://127.0.0.1:{hosts.port} closed the"
+        " connection; the ranks here are ended\n"
+    )
+    assert are_gone(processes)
+
+
+def test_a_signal_to_one_agent_stops_the_ranks_of_all_hosts(hosts, tells):
+    first, second = started(hosts, "wait")
+    tells(2)
+    second.send_signal(signal.SIGTERM)
+    assert end_of(first)[0] == 128 + signal.SIGTERM
+    assert end_of(second) == (128 + signal.SIGTERM, "", "")
+
+
+def test_a_link_that_stands_still_for_a_while_costs_nothing(hosts, tells, tmp_path):
+    os.mkfifo(tmp_path / "go")
+    go = {"GO": str(tmp_path / "go")}
+    long = {"--host-timeout": 10_000}.items()
+    with closing(StallingProxy(hosts.port)) as link:
+        second = hosts(1, SCRIPT, "gone", port=link.port, options=long, **go)
+        first = hosts(0, SCRIPT, "gone", options=long, **go)
+        processes = [process for process, _ in tells(2).values()]
+        link.stall()
+        for _ in range(2):
+            with open(tmp_path / "go", "w"):
+                pass
+        assert are_gone(processes)
+        link.go_on()
+        assert end_of(first)[0] == 0
+        assert end_of(second)[0] == 0
+
+
+def test_a_host_whose_link_stands_still_for_long_is_lost_on_both_sides(hosts, tells):
+    short = {"--host-timeout": 3}.items()
+    with closing(StallingProxy(hosts.port)) as link:
+        second = hosts(1, SCRIPT, "wait", port=link.port, options=short)
+        first = hosts(0, SCRIPT, "wait", options=short)
+        processes = [process for process, _ in tells(2).values()]
+        link.stall()
+        code, _, err = end_of(first)
+        assert code == 1
+        assert "its agent has been silent for 3 s (--host-timeout)" in err
+        assert end_of(second)[0] == 1
+        assert are_gone(processes)
+
+
+def test_hosts_with_different_scripts_are_refused_by_name(hosts):
+    second = hosts(1, SCRIPT + "# another one", name="other.py")
+    code, _, err = end_of(hosts(0, SCRIPT))
+    assert (code, err.count("\n")) == (1, 1)
+    assert err.startswith("actorflow: host 1 (")
+    assert ") has another script, of SHA-256 " in err
+    assert err.endswith(": give all hosts the same script\n")
+    code, _, told = end_of(second)
+    assert (code, told) == (1, f"actorflow launch: host 1 of 2: {err.removeprefix('actorflow: ')}")
+
+
+def test_hosts_that_do_not_come_are_named_on_both_sides(hosts):
+    first = hosts(0, SCRIPT, ACTORFLOW_RANK_SECONDS="1")
+    assert end_of(first) == (
+        1,
+        "",
+        "actorflow: host 1 of 2 did not connect to the launcher at"
+        f" tcp://127.0.0.1:{hosts.port} within 1 s (ACTORFLOW_RANK_SECONDS)\n",
+    )
+    code, _, err = end_of(hosts(1, SCRIPT, ACTORFLOW_RANK_SECONDS="1"))
+    assert code == 1
+    assert "could not be reached within 1 s" in err
+
+
+def test_a_host_with_another_secret_hears_so(hosts, tmp_path):
+    hosts(0, SCRIPT)
+    other = tmp_path / "other-key"
+    other.touch(mode=0o600)
+    other.write_text("a5" * 32 + "\n")
+    code, _, err = end_of(hosts(1, SCRIPT, options={"--key-file": other}.items()))
+    assert code == 1
+    assert "the key files of both hosts hold different secrets" in err
+
+
+def test_a_port_that_is_taken_is_named(hosts):
+    with closing(StallingProxy(1)) as other:
+        code, _, err = end_of(hosts(0, SCRIPT, port=other.port))
+    assert code == 1
+    assert err.startswith(
+        f"actorflow: the launcher cannot listen to agents at 127.0.0.1:{other.port}: Address"
+    )
+
+
+def test_two_processes_that_take_themselves_for_one_host_are_told(hosts, tells):
+    second = hosts(1, SCRIPT, "wait")
+    hosts(0, SCRIPT, "wait")
+    tells(2)
+    code, _, err = end_of(hosts(1, SCRIPT, "wait"))
+    assert code == 1
+    assert "another process is host 1 of this job already" in err
+    assert second.poll() is None
