@@ -7,6 +7,7 @@ main.py        `main`: parser, `run` and `plan`; hands the words of `bench` on t
 launch.py      `launch`; a user's script run here, and what is shown of an error that ends it
 launched.py    the process of one rank, which `launch` starts as `python -m`
 agent.py       the process of an agent, started as `python -m`
+check.py       the script of `launch --check`: one rank per host, a table and what is wrong
 simulate.py    `simulate`: the report, the network's options, what this machine was measured to take
 memory_map.py  `plan --memory`: a plan's arena as boxes, as a page (page.html, page.js) or as PNG
 inspect.py     `pack`, `ckpt`, `ops` and `passes`: tables of what is there

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from actorflow.cli import check
 from actorflow.environment.settings import Settings, SettingsError
 from actorflow.tensor.tracer import is_ours, is_users, shown_path
 from compiler.contract.errors import ActorflowError, CompileError, InternalError
@@ -45,6 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=_GRACE_S,
         metavar="SECONDS",
         help="time for the other ranks to exit after a rank failed (default %(default)g)",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="run nothing: try whether the hosts fit together, in seconds, and say what is wrong",
+    )
+    parser.add_argument(
+        "--run-dir",
+        metavar="DIR",
+        help="with --check: the directory of checkpoints",
     )
     hosts = parser.add_argument_group(
         "several hosts", "the same command, started once on each host; see docs/ranks.md"
@@ -118,10 +129,20 @@ def run(options: argparse.Namespace) -> int:
     _check_hosts(options)
     if not Path(options.file).is_file():
         raise FileNotFoundError(2, "no such script", options.file)
+    if options.run_dir is not None and not options.check:
+        raise CompileError(
+            f"--run-dir {options.run_dir} is for --check; a script names its run directory itself,"
+            " in fit(checkpoint=...)"
+        )
     settings = Settings.from_env(os.environ)
     _open_standard_files()
-    command = (options.file, *options.rest)
-    asked = RankLaunch(command, options.ranks, settings.rank_seconds, options.grace)
+    asked = RankLaunch(
+        (options.file, *options.rest), options.ranks, settings.rank_seconds, options.grace
+    )
+    if options.check:
+        command = (str(Path(check.__file__)), options.file, options.run_dir or "")
+        # A rank per host: what is tried belongs to hosts, and all ranks of one would say the same.
+        asked = RankLaunch(command, options.hosts, check.MOST_S, 0.0)
     if options.hosts == 1:
         return launch(asked, os.environ)
     return _launch_on_hosts(options, settings, asked)

@@ -125,14 +125,27 @@ _OTHERS = (
 
 _WITH_VALUE = (
     "--device", "--gpu", "-n", "--ranks", "--grace", "--hosts", "--host-index", "--coordinator",
-    "--key-file", "--host-timeout",
+    "--key-file", "--host-timeout", "--run-dir",
 )  # fmt: skip
 """Options of `run` and `launch` that the next word belongs to."""
+_FLAGS = ("--tune", "--check")
+"""Their options that have no value."""
 _JOINED = ("-n", *[f"{name}=" for name in _WITH_VALUE if name.startswith("--")])
 """How those begin that have their value in the same word."""
 
 
-_PATHS = ("file", "text", "checkpoint", "save", "memory", "without", "trace", "run", "directory")
+_PATHS = (
+    "file",
+    "text",
+    "checkpoint",
+    "save",
+    "memory",
+    "without",
+    "trace",
+    "run",
+    "run_dir",
+    "directory",
+)
 """Options and arguments of all commands that are files or folders."""
 
 
@@ -194,7 +207,7 @@ def _place_of_script(arguments: list[str]) -> int:
     while arguments[place : place + 1]:
         if arguments[place] in _WITH_VALUE:
             place += 2
-        elif arguments[place] == "--tune" or arguments[place].startswith(_JOINED):
+        elif arguments[place] in _FLAGS or arguments[place].startswith(_JOINED):
             place += 1
         else:
             break

@@ -1,0 +1,50 @@
+"""`actorflow launch --check`: what it prints, and its exit status."""
+
+import subprocess
+import sys
+
+import pytest
+
+from actorflow.cli.main import main
+
+
+@pytest.fixture
+def check(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("raise SystemExit('the script itself is not run')\n")
+
+    def run(*options):
+        command = [sys.executable, "-m", "actorflow", "launch", "--check", *options]
+        done = subprocess.run(
+            [*command, "-n", "2", str(script)], capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()
+
+    return run
+
+
+def test_a_host_that_is_ready_is_listed_and_the_script_is_not_run(check, tmp_path):
+    status, out, err = check("--run-dir", str(tmp_path / "runs"))
+    assert (status, err) == (0, [])
+    assert out[0].split()[:4] == ["host", "name", "address", "cores"]
+    assert out[1].startswith("0 ")
+    assert out[-1] == "1 host checked: ready"
+
+
+def test_what_is_wrong_is_the_error_of_the_job(check, tmp_path):
+    (tmp_path / "runs").write_text("a file")
+    status, out, err = check("--run-dir", str(tmp_path / "runs"))
+    assert status == 1
+    assert len(out) == 2
+    assert err[1] == "actorflow: the check of 1 host found what is wrong:"
+    assert err[2].endswith(f"cannot write the run directory {tmp_path / 'runs'}: File exists")
+
+
+def test_a_run_directory_is_for_a_check_alone(tmp_path, capsys):
+    script = tmp_path / "script.py"
+    script.write_text("")
+    assert main(["launch", "-n", "2", "--run-dir", "runs", str(script)]) == 1
+    assert capsys.readouterr().err == (
+        "actorflow: --run-dir runs is for --check; a script names its run directory itself, in"
+        " fit(checkpoint=...)\n"
+    )
