@@ -19,7 +19,6 @@ UNUSED = {
     "actorflow/nn/module.py:named_buffers": "users call it",
     "actorflow/run/report.py:read_metrics": "users call it",
     "actorflow/environment/settings.py:environment_table": "the README is generated from it",
-    "actorflow/distributed/agent.py:start_agent": "whoever starts agents by other means calls it",
     "actors/machine/transitions.py:transition_table": "docs/actors.md is generated from it",
     "actors/machine/transitions.py:state_diagram": "docs/actors.md is generated from it",
     "actors/kernels/library/launch.py:timed": "benchmarks time launches of a chain with it",

@@ -87,6 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time after which a silent host is lost (default %(default)g)",
     )
     hosts.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="started once: take hosts of Ray at HOST:PORT, 'auto', or 'local' for this machine",
+    )
+    hosts.add_argument(
         "--make-key", action=_MakeKey, metavar="FILE", help="write a new secret to FILE, and exit"
     )
     parser.add_argument("file", help="a Python script; its arguments follow it")
@@ -143,6 +148,11 @@ def run(options: argparse.Namespace) -> int:
         command = (str(Path(check.__file__)), options.file, options.run_dir or "")
         # A rank per host: what is tried belongs to hosts, and all ranks of one would say the same.
         asked = RankLaunch(command, options.hosts, check.MOST_S, 0.0)
+    if options.ray is not None:
+        from actorflow.distributed.ray_hosts import launch_by_ray
+
+        hosts = options.hosts, options.host_timeout
+        return launch_by_ray(asked, os.environ, options.ray, *hosts)
     if options.hosts == 1:
         return launch(asked, os.environ)
     return _launch_on_hosts(options, settings, asked)
@@ -160,6 +170,9 @@ def _check_hosts(options: argparse.Namespace) -> None:
             f" {options.host_timeout}"
         )
     given = [name for name in ("host_index", "coordinator", "key_file") if _is_given(options, name)]
+    if given and options.ray is not None:
+        name = given[0].replace("_", "-")
+        raise CompileError(f"--{name} is for hosts without Ray: --ray finds them itself")
     if options.hosts == 1 and given:
         name = given[0].replace("_", "-")
         raise CompileError(f"--{name} is for several hosts: give their number by --hosts, too")

@@ -125,7 +125,7 @@ _OTHERS = (
 
 _WITH_VALUE = (
     "--device", "--gpu", "-n", "--ranks", "--grace", "--hosts", "--host-index", "--coordinator",
-    "--key-file", "--host-timeout", "--run-dir",
+    "--key-file", "--host-timeout", "--ray", "--run-dir",
 )  # fmt: skip
 """Options of `run` and `launch` that the next word belongs to."""
 _FLAGS = ("--tune", "--check")

@@ -20,6 +20,7 @@ agent.py            `Agent`: the ranks of one host; `AgentService`, its process 
 agent_messages.py   what launcher and agents say, as dataclasses; keys of agents
 rank_process.py     the process of a rank: its cores, its output, how it starts and ends
 signal_notes.py     `SignalNotes`: signals to this process, for the loop that acts on them
+ray_hosts.py        `RayHosts`: the agents of hosts that Ray provides, each started by an actor
 host_check.py       `check_hosts`, `findings`: whether hosts fit together, before a job is run
 link_probe.py       a link between two hosts, tried: reached or not, time, rate, clock
 agreed_plan.py      a plan for every rank, compiled once per class; what differs between two ranks
@@ -27,8 +28,8 @@ unshard.py          whole variables from the parts of all ranks, for reads and f
 
 May import actorflow.{compile, data, environment, options, tensor}; actors.{collectives, machine};
 compiler.{contract, graph, ops.primitives, pipeline, verify}; memory.report. Must not import trace,
-run, jobs or cli. zmq is imported by agents, launcher.py, coordinator.py and member.py alone; a run
-of one rank loads none.
+run, jobs or cli. zmq is imported by agents, hosts, launcher.py, coordinator.py and member.py
+alone, ray by ray_hosts.py; a run of one rank loads neither.
 
 Begin reading at process_group.py, then distributed_run.py, which are all that a run asks of the
 others; then agreement.py, whose docstring says why a stop or a checkpoint falls on the same step of

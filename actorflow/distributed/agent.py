@@ -394,23 +394,27 @@ class AgentService:
 _MAIN = "actorflow.cli.agent"
 
 
-def start_agent(keys: AgentKeys, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start_agent(
+    keys: AgentKeys, environ: Mapping[str, str], outputs: tuple[int, int] | None = None
+) -> subprocess.Popen[bytes]:
     """Start the agent of this host as a process, which is killed when this thread ends.
-
-    What it and rank 0 print goes where this process prints.
 
     Args:
         keys: its keys, which go through a descriptor.
         environ: its environment, which ranks inherit.
+        outputs: descriptors for what it and rank 0 print to stdout and stderr; None for those of
+            this process.
 
     Raises OSError where no process can be had.
     """
     fd = write_keys_fd(keys.to_bytes())
     command = [sys.executable, "-m", _MAIN, str(fd), str(os.getpid())]
     try:
+        stdout, stderr = outputs or (None, None)
         return subprocess.Popen(
-            command, env=dict(environ), stdin=subprocess.DEVNULL, pass_fds=(fd,)
-        )
+            command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+            pass_fds=(fd,),
+        )  # fmt: skip
     finally:
         os.close(fd)
 

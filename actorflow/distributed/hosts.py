@@ -245,11 +245,17 @@ class HostAgents:
         poller: see there; that of `local`, too.
         local: the agent of this host, which is host 0; None if none of the ranks runs here.
         server: serves the agents of all other hosts; None if there is none.
+        absent: returns which host cannot come any more, and why; "" while all may.
     """
 
     def __init__(
-        self, poller: zmq.Poller, local: Agent | None, server: AgentServer | None = None
+        self,
+        poller: zmq.Poller,
+        local: Agent | None,
+        server: AgentServer | None = None,
+        absent: Callable[[], str] = str,
     ) -> None:
+        self._absent = absent
         self.poller, self._local, self._server = poller, local, server
         self.address = LOOPBACK if server is None else server.address
         self.num_hosts = 1 if server is None else server.num_hosts
@@ -282,6 +288,7 @@ class HostAgents:
                 self.hellos[index] = news
             elif isinstance(news, AgentLost):  # it may be started again
                 self.hellos.pop(index, None)
+        self._refuse(self._absent(), now_s)
         wait_s = server.limits.wait_s
         if wait_s and waited_s >= wait_s and len(self.hellos) < self.num_hosts:
             missing = [i for i in range(self.num_hosts) if i not in self.hellos]

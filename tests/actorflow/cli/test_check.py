@@ -48,3 +48,12 @@ def test_a_run_directory_is_for_a_check_alone(tmp_path, capsys):
         "actorflow: --run-dir runs is for --check; a script names its run directory itself, in"
         " fit(checkpoint=...)\n"
     )
+
+
+def test_ray_finds_the_hosts_itself(tmp_path, capsys):
+    script = tmp_path / "script.py"
+    script.write_text("")
+    options = ["--ray", "auto", "--hosts", "2", "--host-index", "1"]
+    assert main(["launch", "-n", "2", *options, str(script)]) == 1
+    text = "--host-index is for hosts without Ray: --ray finds them itself"
+    assert capsys.readouterr().err == f"actorflow: {text}\n"
