@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time for the other ranks to exit after a rank failed (default %(default)g)",
     )
     parser.add_argument(
+        "--log-dir", metavar="DIR", help="write what ranks above 0 print to DIR/rank-R.log"
+    )
+    parser.add_argument(
         "--check",
         action="store_true",
         help="run nothing: try whether the hosts fit together, in seconds, and say what is wrong",
@@ -139,6 +142,8 @@ def run(options: argparse.Namespace) -> int:
             f"--run-dir {options.run_dir} is for --check; a script names its run directory itself,"
             " in fit(checkpoint=...)"
         )
+    if options.log_dir is not None:
+        os.environ["ACTORFLOW_LOG_DIR"] = options.log_dir
     settings = Settings.from_env(os.environ)
     _open_standard_files()
     asked = RankLaunch(

@@ -125,7 +125,7 @@ _OTHERS = (
 
 _WITH_VALUE = (
     "--device", "--gpu", "-n", "--ranks", "--grace", "--hosts", "--host-index", "--coordinator",
-    "--key-file", "--host-timeout", "--ray", "--run-dir",
+    "--key-file", "--host-timeout", "--ray", "--run-dir", "--log-dir",
 )  # fmt: skip
 """Options of `run` and `launch` that the next word belongs to."""
 _FLAGS = ("--tune", "--check")
@@ -144,6 +144,7 @@ _PATHS = (
     "trace",
     "run",
     "run_dir",
+    "log_dir",
     "directory",
 )
 """Options and arguments of all commands that are files or folders."""

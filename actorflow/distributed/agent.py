@@ -56,7 +56,7 @@ from actorflow.distributed.rank_process import (
     start_rank,
 )
 from actorflow.distributed.signal_notes import SignalNotes, empty
-from actorflow.environment.settings import __version__, logger
+from actorflow.environment.settings import SettingsError, __version__, logger
 from compiler.contract.codec import DecodeError
 
 
@@ -153,7 +153,7 @@ class Agent:
             environ = environment_of(self._environ, keys, message.num_threads)
             try:
                 rank = self._start_process(keys, self._command, environ, cores)
-            except OSError as error:
+            except (OSError, SettingsError) as error:
                 self._news.append(RankUnstarted(self._epoch, keys.rank, str(error)))
                 return
             self._ranks.append(rank)

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 from actorflow.distributed.messages import RankKeys, write_keys_fd
+from actorflow.environment.settings import Settings
 
 
 def split_cores(cores: Sequence[int], num_ranks: int) -> list[tuple[int, ...]] | None:
@@ -89,17 +92,55 @@ class OutputTail:
 
     def text(self) -> str:
         """Return the last lines, with a word on how much is left out; "" of blank ones alone."""
-        lines = self._kept.decode("utf-8", "replace").splitlines()
-        tail = lines[-MOST_LINES:]
-        if not any([line.strip() for line in tail]):
-            return ""
-        is_cut = len(tail) < len(lines) or self._num_bytes > len(self._kept)
-        head = [f"... ({self._num_bytes:,} bytes in all)"] if is_cut else []
-        return "\n".join([*head, *tail])
+        return _last_lines(self._kept, self._num_bytes)
 
     def close(self) -> None:
         """Close the pipe."""
         os.close(self.fd)
+
+
+class LogTail:
+    """The last of what a rank writes to a file, in place of `OutputTail`.
+
+    The rank writes to the file itself: on a disk that hangs, it waits, and who watches it does not.
+
+    Args:
+        file: the file, opened for reading; what is in it already is not counted.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        self._begin = os.fstat(self.fd).st_size
+        self._kept = b""
+        self._num_bytes = 0
+
+    def read(self) -> bool:
+        """Return that nothing is to be awaited: a file can always be read."""
+        return False
+
+    def drain(self) -> None:
+        """Keep the end of what was written."""
+        end = os.fstat(self.fd).st_size
+        self._num_bytes = end - self._begin
+        self._kept = os.pread(self.fd, MOST_BYTES, max(self._begin, end - MOST_BYTES))
+
+    def text(self) -> str:
+        """Return the last lines, with a word on how much is left out; "" of blank ones alone."""
+        return _last_lines(self._kept, self._num_bytes)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.fd)
+
+
+def _last_lines(kept: bytes, num_bytes: int) -> str:
+    lines = kept.decode("utf-8", "replace").splitlines()
+    tail = lines[-MOST_LINES:]
+    if not any([line.strip() for line in tail]):
+        return ""
+    is_cut = len(tail) < len(lines) or num_bytes > len(kept)
+    head = [f"... ({num_bytes:,} bytes in all)"] if is_cut else []
+    return "\n".join([*head, *tail])
 
 
 _MAIN = "actorflow.cli.launched"
@@ -117,7 +158,7 @@ class RankProcess:
     rank: int
     popen: subprocess.Popen[bytes]
     pidfd: int
-    tail: OutputTail | None
+    tail: OutputTail | LogTail | None
     code: int | None = None
     is_forced: bool = False
     is_stopped: bool = False
@@ -165,28 +206,34 @@ def start_rank(
         environ: its environment.
         cores: which it may use, or None for all.
 
-    Raises OSError where no process can be had.
+    Raises OSError where no process can be had, or no file for its output, and SettingsError where
+    the environment is wrong.
     """
+    is_shown = keys.rank == 0
+    log = None if is_shown else _log_of(keys, environ)
+    tail: OutputTail | LogTail | None = None if log is None else LogTail(log)
     # By descriptor: arguments are readable for everybody in /proc, variables for all child
     # processes.
     fd = write_keys_fd(keys.to_bytes())
     prefix = [sys.executable, "-m", _MAIN, str(fd), str(os.getpid())]
-    is_shown = keys.rank == 0
     try:
-        with on_cores(cores):
+        with on_cores(cores), _written_to(log) as output_fd:
             popen = subprocess.Popen(
                 [*prefix, *command],
                 env=dict(environ),
                 stdin=subprocess.DEVNULL,
-                stdout=None if is_shown else subprocess.PIPE,
+                stdout=None if is_shown else output_fd,
                 stderr=None if is_shown else subprocess.STDOUT,
                 pass_fds=(fd,),
                 # A group of its own, so that `kill_group` also reaches what the rank started.
                 process_group=0,
             )
+    except OSError:
+        if tail is not None:
+            tail.close()
+        raise
     finally:
         os.close(fd)
-    tail = None
     try:
         if popen.stdout is not None:
             with popen.stdout as output:
@@ -201,6 +248,29 @@ def start_rank(
         if tail is not None:
             tail.close()
         raise
+
+
+def _log_of(keys: RankKeys, environ: Mapping[str, str]) -> Path | None:
+    """Return the file for what a rank prints, with a line that says whose it is; None for none."""
+    folder = Settings.from_env(environ).log_dir
+    if folder is None:
+        return None
+    file = folder / f"rank-{keys.rank}.log"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as log:
+        host, epoch = socket.gethostname(), keys.epoch
+        log.write(f"--- rank {keys.rank} of {keys.num_ranks} on {host}, start {epoch}\n")
+    return file
+
+
+@contextmanager
+def _written_to(log: Path | None) -> Iterator[int]:
+    """Yield what Popen takes for the output of a process: a descriptor of the file, or a pipe."""
+    if log is None:
+        yield subprocess.PIPE
+        return
+    with log.open("ab") as file:  # its own writes and those of its child processes, each whole
+        yield file.fileno()
 
 
 def environment_of(environ: Mapping[str, str], keys: RankKeys, num_threads: int) -> dict[str, str]:

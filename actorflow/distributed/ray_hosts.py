@@ -177,8 +177,9 @@ class RayHosts:
         options = {"num_cpus": 1, "max_concurrency": 2, "max_restarts": 0}
         problems: dict[int, Any] = {}
         for index, own in keys.items():
-            if index in self._actors:
-                ray.kill(self._actors[index])
+            if (before := self._actors.pop(index, None)) is not None:
+                ray.kill(before)
+            self._ended.pop(index, None)
             place = PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=index
             )
@@ -229,7 +230,8 @@ class RayHosts:
                 _write(sys.stderr.buffer, err)
         except ray.exceptions.RayError as error:
             reason = f"Ray lost its actor: {_last_line(str(error))}"
-        self._ended[index] = reason
+        if self._actors.get(index) is actor:  # and none that was started in its place
+            self._ended[index] = reason
 
 
 def _write(stream: BinaryIO, output: bytes) -> None:

@@ -53,6 +53,7 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
     EnvVar("ACTORFLOW_TRACE", "", "file for the Chrome trace of every firing"),
     EnvVar("ACTORFLOW_VERIFY", "0", "1 verifies the graph after each pass"),
     EnvVar("ACTORFLOW_LOG", "warning", f"lowest level that is logged: {', '.join(_LEVELS)}"),
+    EnvVar("ACTORFLOW_LOG_DIR", "", "folder for what ranks above 0 print: a file for each, whole"),
     EnvVar(
         "ACTORFLOW_CACHE",
         "$XDG_CACHE_HOME/actorflow or ~/.cache/actorflow",
@@ -119,6 +120,7 @@ class Settings:
     trace: Path | None = None
     verify: bool = False
     log_level: str = "WARNING"
+    log_dir: Path | None = None
     cache: Path | None = None
     cache_bytes: int = 1 << 30
     threads: int | None = None
@@ -158,6 +160,7 @@ class Settings:
             trace=_path(environ, "ACTORFLOW_TRACE"),
             verify=_flag(environ, "ACTORFLOW_VERIFY"),
             log_level=_level(environ, "ACTORFLOW_LOG"),
+            log_dir=_path(environ, "ACTORFLOW_LOG_DIR"),
             cache=cache,
             cache_bytes=_bytes(environ, "ACTORFLOW_CACHE_SIZE", "1GiB"),
             threads=_threads(environ, "ACTORFLOW_THREADS"),
