@@ -23,11 +23,11 @@ TORCH_SIGNATURES = (
 """Functions with more parameters, because users call them as torch's."""
 
 BUDGET = {
-    "actorflow": 36_300,
-    "actors": 46_700,
+    "actorflow": 36_650,
+    "actors": 46_650,
     "compiler": 32_250,
     "memory": 3_800,
-    "tests": 101_800,
+    "tests": 102_050,
     "benchmarks": 15_650,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from actorflow.cli import check
-from actorflow.environment.settings import Settings, SettingsError
+from actorflow.environment.settings import MOST_SECONDS, Settings, SettingsError
 from actorflow.tensor.tracer import is_ours, is_users, shown_path
 from compiler.contract.errors import ActorflowError, CompileError, InternalError
 from compiler.contract.files import user_path
@@ -33,6 +33,7 @@ _HOST_TIMEOUT_S = 15.0
 _LEAST_TIMEOUT_S = 3.0
 """Several signs of life, which come every half second."""
 _MOST_HOSTS = 1024
+_MOST_RESTARTS = 10_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +47,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=_GRACE_S,
         metavar="SECONDS",
         help="time for the other ranks to exit after a rank failed (default %(default)g)",
+    )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start all ranks again when one has failed, at most N times in a window (default 0)",
+    )
+    parser.add_argument(
+        "--restart-window",
+        type=float,
+        metavar="SECONDS",
+        help="the window of --restarts (default 600)",
     )
     parser.add_argument(
         "--log-dir", metavar="DIR", help="write what ranks above 0 print to DIR/rank-R.log"
@@ -125,6 +139,7 @@ def run(options: argparse.Namespace) -> int:
     """Launch the ranks and return the job's exit status. Raises CompileError for bad options."""
     # Late: it loads zmq, of which no other command has a need.
     from actorflow.distributed.launcher import RankLaunch, launch
+    from actorflow.distributed.restart import WINDOW_S
     from actors.collectives.segments import MAX_RANKS
 
     most = MAX_RANKS * max(1, options.hosts)
@@ -135,6 +150,7 @@ def run(options: argparse.Namespace) -> int:
             f"--grace: expected 0 to {_MOST_GRACE_S:,.0f} seconds, came {options.grace}"
         )
     _check_hosts(options)
+    _check_restarts(options.restarts, options.restart_window)
     if not Path(options.file).is_file():
         raise FileNotFoundError(2, "no such script", options.file)
     if options.run_dir is not None and not options.check:
@@ -147,7 +163,12 @@ def run(options: argparse.Namespace) -> int:
     settings = Settings.from_env(os.environ)
     _open_standard_files()
     asked = RankLaunch(
-        (options.file, *options.rest), options.ranks, settings.rank_seconds, options.grace
+        (options.file, *options.rest),
+        options.ranks,
+        settings.rank_seconds,
+        options.grace,
+        options.restarts,
+        WINDOW_S if options.restart_window is None else options.restart_window,
     )
     if options.check:
         command = (str(Path(check.__file__)), options.file, options.run_dir or "")
@@ -205,6 +226,20 @@ def _launch_on_hosts(options: argparse.Namespace, settings: Settings, asked: Ran
         silence_s=options.host_timeout,
     )
     return launch_on_hosts(asked, os.environ, here)
+
+
+def _check_restarts(restarts: int, window_s: float | None) -> None:
+    if not 0 <= restarts <= _MOST_RESTARTS:
+        raise CompileError(f"--restarts: expected 0 to {_MOST_RESTARTS:,}, came {restarts}")
+    if window_s is not None and not restarts:
+        raise CompileError(
+            "--restart-window: expected --restarts N beside it, the number of restarts in the"
+            " window"
+        )
+    if window_s is not None and not 0 < window_s <= MOST_SECONDS:
+        raise CompileError(
+            f"--restart-window: expected a number of seconds above 0, came {window_s}"
+        )
 
 
 def _open_standard_files() -> None:

@@ -124,8 +124,9 @@ _OTHERS = (
 
 
 _WITH_VALUE = (
-    "--device", "--gpu", "-n", "--ranks", "--grace", "--hosts", "--host-index", "--coordinator",
-    "--key-file", "--host-timeout", "--ray", "--run-dir", "--log-dir",
+    "--device", "--gpu", "-n", "--ranks", "--grace", "--restarts", "--restart-window", "--hosts",
+    "--host-index", "--coordinator", "--key-file", "--host-timeout", "--ray", "--run-dir",
+    "--log-dir",
 )  # fmt: skip
 """Options of `run` and `launch` that the next word belongs to."""
 _FLAGS = ("--tune", "--check")

@@ -122,7 +122,10 @@ def _head(status: Status, notes: str) -> str:
     total = "" if status.total_steps is None else f"/{status.total_steps}"
     percent = f" ({status.step / status.total_steps:.0%})" if status.total_steps else ""
     state = f"{status.state}, {notes}" if notes else status.state
-    return f"{status.job}  step {status.step}{total}{percent}  {state}  pid {status.pid}"
+    ranks = f"  {status.ranks} ranks" if status.ranks > 1 else ""
+    epoch = f"  epoch {status.epoch}" if status.epoch > 1 else ""
+    where = f"pid {status.pid}{ranks}{epoch}"
+    return f"{status.job}  step {status.step}{total}{percent}  {state}  {where}"
 
 
 def _facts(status: Status) -> str:

@@ -1,10 +1,10 @@
 """Several ranks as one job: launched, agreed on every step, with one plan and whole checkpoints.
 
 `actorflow launch` starts a process per rank, through an agent on each host, and the coordinator,
-which lives in the launcher. Each rank has a `RankClient`, which exchanges messages with it over
-zmq. The agreement decides from messages alone which steps may begin, where all stop and which step
-is saved. The tensors of a step do not pass here: `actors.collectives` moves those through shared
-memory.
+which lives in the launcher. When one rank fails, all end, and all are started again as an epoch if
+that may help. Each rank has a `RankClient`, which exchanges messages with the coordinator over zmq.
+The agreement decides from messages alone which steps may begin, where all stop and which step is
+saved. The tensors of a step do not pass here: `actors.collectives` moves those.
 
 process_group.py    `ProcessGroup`: this process among the ranks; what they compare first
 member.py           `RankClient`; `RankLink`, the thread that owns a rank's socket
@@ -23,6 +23,7 @@ signal_notes.py     `SignalNotes`: signals to this process, for the loop that ac
 ray_hosts.py        `RayHosts`: the agents of hosts that Ray provides, each started by an actor
 host_check.py       `check_hosts`, `findings`: whether hosts fit together, before a job is run
 link_probe.py       a link between two hosts, tried: reached or not, time, rate, clock
+restart.py          `supervise`: epochs, one start of all ranks after the other; `RestartPolicy`
 agreed_plan.py      a plan for every rank, compiled once per class; what differs between two ranks
 unshard.py          whole variables from the parts of all ranks, for reads and for checkpoints
 

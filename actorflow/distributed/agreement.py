@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from actorflow.distributed.messages import (
@@ -68,12 +69,24 @@ from actorflow.distributed.messages import (
 )
 
 
+class FailureKind(Enum):
+    """What a failure is, as far as it decides whether the job may be started again."""
+
+    ERROR = "an exception of the script"
+    MISTAKE = "an error that every start meets: the script is wrong, or ranks differ"
+    EXIT = "an exit that the rank chose itself"
+    CRASH = "a signal that a fault of the process itself raises, such as SIGSEGV"
+    KILL = "any other signal"
+    SILENCE = "a rank that does not answer: it hangs, is stopped, or cannot be reached"
+
+
 @dataclass(frozen=True, slots=True)
 class RankFailure:
     """The first failure of a job: which rank it was, what it did (a predicate), and where.
 
     `shown` is what the failed rank would have printed itself, or nothing. `is_hearsay` says that
-    another rank told of it. `host` names the rank's host, "" where all ranks run on one.
+    another rank told of it. `host` names the rank's host, "" where all ranks run on one. `step` is
+    the last step whose data the rank had, None where it was in no run.
     """
 
     rank: int
@@ -82,6 +95,8 @@ class RankFailure:
     line: str = ""
     shown: str = ""
     is_hearsay: bool = False
+    kind: FailureKind = FailureKind.MISTAKE
+    step: int | None = None
     host: str = ""
 
     @property
@@ -102,8 +117,16 @@ def failure_of(teller: int, message: RankFailed) -> RankFailure:
     is_hearsay = message.rank != teller
     hearsay = f", says rank {teller}" if is_hearsay else ""
     text = f"failed{where}{hearsay}: {message.text}"
+    kind = FailureKind.MISTAKE if message.is_mistake else FailureKind.ERROR
     return RankFailure(
-        message.rank, text, message.op, message.line, message.shown, is_hearsay=is_hearsay
+        message.rank,
+        text,
+        message.op,
+        message.line,
+        message.shown,
+        is_hearsay=is_hearsay,
+        # All that others can say of a rank is that it did not come, or not in time.
+        kind=FailureKind.SILENCE if is_hearsay else kind,
     )
 
 
@@ -230,7 +253,14 @@ class CoordinatorState:
             self._explain(self.failure, rank, message)
         return sends
 
-    def on_process_exit(self, rank: int, text: str, *, explains: bool = False) -> Sends:
+    def on_process_exit(
+        self,
+        rank: int,
+        text: str,
+        *,
+        explains: bool = False,
+        kind: FailureKind = FailureKind.KILL,
+    ) -> Sends:
         """Handle the failed exit of a rank's process; `text` is a predicate without the rank.
 
         With `explains` that takes the place of what others, who missed the rank, said of it.
@@ -239,13 +269,14 @@ class CoordinatorState:
         # Only hearsay of this very rank is replaced; what the rank said itself is better than its
         # status.
         if explains and failure is not None and failure.is_hearsay and failure.rank == rank:
-            self.failure = self._placed(RankFailure(rank, text))
-        return self._fail(RankFailure(rank, text))
+            self.failure = RankFailure(rank, text, kind=kind, step=failure.step, host=failure.host)
+        return self._fail(RankFailure(rank, text, kind=kind))
 
     def _explain(self, failure: RankFailure, rank: int, message: RankFailed) -> None:
         """Add a later report of the first failure; the failed rank's own report wins."""
         if failure.is_hearsay and rank == failure.rank and message.rank < self.num_ranks:
-            self.failure = self._placed(failure_of(rank, message))
+            told = failure_of(rank, message)
+            self.failure = replace(told, step=failure.step, host=failure.host)
             self._teller = rank
         elif rank == self._teller:
             self.failure = replace(failure, shown=failure.shown or message.shown)
@@ -278,14 +309,17 @@ class CoordinatorState:
     def _fail(self, failure: RankFailure) -> Sends:
         if self.failure is not None:
             return []
-        self.failure = failure = self._placed(failure)
+        rank = failure.rank
+        failure = replace(failure, step=self._last_step(rank), host=self._hosts[rank])
+        self.failure = failure
         # Nobody meets after a failure, and `meeting` must not name ranks as missing any more.
         self._came.clear()
         return self._all(aborted(failure))
 
-    def _placed(self, failure: RankFailure) -> RankFailure:
-        """Return a failure with the host of its rank."""
-        return replace(failure, host=self._hosts[failure.rank])
+    def _last_step(self, rank: int) -> int | None:
+        """Return the last step whose data a rank has in its newest open run, or None."""
+        runs = [run for _, run in sorted(self._runs.items()) if rank in run.first]
+        return max(runs[-1].first[rank], runs[-1].reached.get(rank, 0)) if runs else None
 
     def _all(self, message: ToRank) -> Sends:
         # Sorted, so that messages have one order. A rank that was not heard yet is told by
@@ -356,6 +390,7 @@ class CoordinatorState:
                 f"did not arrive within {message.seconds} s where rank {rank} waits for"
                 f" {listed(missing)} to {name}: it hangs, is stopped, or runs other code"
                 " (ACTORFLOW_RANK_SECONDS sets how long ranks wait for each other)",
+                kind=FailureKind.SILENCE,
             )
         )
 

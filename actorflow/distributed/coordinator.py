@@ -21,7 +21,7 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
-from actorflow.distributed.agreement import CoordinatorState, RankFailure, Sends
+from actorflow.distributed.agreement import CoordinatorState, FailureKind, RankFailure, Sends
 from actorflow.distributed.messages import (
     MOST_MESSAGE_BYTES,
     FromRank,
@@ -217,12 +217,19 @@ class Coordinator:
             else:
                 self._send(self._agreement.on_message(rank, message))
 
-    def lost(self, rank: int, text: str, *, explains: bool = False) -> None:
+    def lost(
+        self,
+        rank: int,
+        text: str,
+        *,
+        explains: bool = False,
+        kind: FailureKind = FailureKind.KILL,
+    ) -> None:
         """Report a rank's failed exit; `text` is a predicate, such as "was ended by SIGKILL".
 
         Whatever it said before is to be served first. With `explains` that is why others missed it.
         """
-        self._send(self._agreement.on_process_exit(rank, text, explains=explains))
+        self._send(self._agreement.on_process_exit(rank, text, explains=explains, kind=kind))
 
     def close(self) -> None:
         """Close the sockets; whatever is not sent yet is dropped. Idempotent."""

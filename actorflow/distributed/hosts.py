@@ -270,24 +270,28 @@ class HostAgents:
         """The names of the hosts, which tell them apart; in texts "host " goes before."""
         return tuple([_name(index, self.hellos[index]) for index in range(self.num_hosts)])
 
-    def gather(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def gather(
+        self,
+        is_stopped: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> bool:
         """Wait for the agents of all hosts, and compare what they say.
 
-        Raises ActorflowError where hosts do not come in time, or differ; those that came are told.
+        Returns False where the user stopped the job meanwhile. Raises ActorflowError where hosts do
+        not come in time, or differ; those that came are told.
         """
         started_s = clock()
         while self._server is not None and len(self.hellos) < self.num_hosts:
             self.poller.poll(int(ALIVE_S * 1000))
+            if is_stopped():
+                return False
             now_s = clock()
-            self._meet(self._server, now_s, now_s - started_s)
+            self.turn({}, now_s)
+            self._look_for_missing(self._server, now_s, now_s - started_s)
         self._refuse(differences(self.hellos), clock())
+        return True
 
-    def _meet(self, server: AgentServer, now_s: float, waited_s: float) -> None:
-        for index, news in server.turn(now_s):
-            if isinstance(news, AgentHello):
-                self.hellos[index] = news
-            elif isinstance(news, AgentLost):  # it may be started again
-                self.hellos.pop(index, None)
+    def _look_for_missing(self, server: AgentServer, now_s: float, waited_s: float) -> None:
         self._refuse(self._absent(), now_s)
         wait_s = server.limits.wait_s
         if wait_s and waited_s >= wait_s and len(self.hellos) < self.num_hosts:
@@ -321,8 +325,12 @@ class HostAgents:
         news: list[tuple[int, News]] = []
         if self._local is not None:
             news += [(0, one) for one in self._local.turn(events, now_s)]
-        if self._server is not None:
-            news += self._server.turn(now_s)
+        for index, one in () if self._server is None else self._server.turn(now_s):
+            if isinstance(one, AgentHello):
+                self.hellos[index] = one
+            elif isinstance(one, AgentLost):  # it may be started again
+                self.hellos.pop(index, None)
+            news.append((index, one))
         return news
 
     def due_s(self, now_s: float) -> list[float]:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import zmq
@@ -31,9 +31,18 @@ from actorflow.distributed.agent_messages import (
     SignalReceived,
     StartRanks,
 )
-from actorflow.distributed.agreement import listed
+from actorflow.distributed.agreement import FailureKind, listed
 from actorflow.distributed.coordinator import Coordinator, places_on, ranks_per_host
 from actorflow.distributed.hosts import AgentLost, HostAgents, News
+from actorflow.distributed.restart import (
+    BY_SIGNAL,
+    GRACE_S,
+    WINDOW_S,
+    EpochEnd,
+    RestartPolicy,
+    kind_of_exit,
+    supervise,
+)
 from actorflow.distributed.signal_notes import SignalNotes, empty
 from actorflow.environment.settings import logger
 from compiler.contract.errors import ActorflowError
@@ -44,8 +53,6 @@ AGAIN_S = 2.0
 """
 START_S = 30.0
 """What the start of a rank's process may take, besides the time that ranks wait."""
-_BY_SIGNAL = 128
-"""What a shell adds to the number of the signal that ended a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +64,24 @@ class RankLaunch:
         num_ranks: how many processes run it.
         wait_s: how long ranks wait for each other, 0 for ever.
         grace_s: how long ranks may take to end by themselves after one has failed.
+        restarts: how often all ranks are started again after a failure, within
+            `restart_window_s`; 0 for never.
     """
 
     command: Sequence[str]
     num_ranks: int
     wait_s: float
     grace_s: float
+    restarts: int = 0
+    restart_window_s: float = WINDOW_S
 
 
 def launch(asked: RankLaunch, environ: Mapping[str, str], agents: HostAgents | None = None) -> int:
     """Run a script as several ranks, from the main thread; return the job's exit status.
 
-    That is the status of the rank that failed first, or 0. What went wrong is printed once, to
-    stderr. Raises ActorflowError where processes cannot be started, or hosts do not come or differ.
+    That is the status of the rank that failed first in the last epoch, or 0. What went wrong is
+    printed once, to stderr. Raises ActorflowError where processes cannot be started, or hosts do
+    not come or differ.
 
     Args:
         asked: what is launched.
@@ -80,19 +92,35 @@ def launch(asked: RankLaunch, environ: Mapping[str, str], agents: HostAgents | N
         raise ActorflowError("'actorflow launch' needs Linux: it watches processes by pidfd")
     if agents is None:
         agents = agents_of_one_host(asked, environ)
-    status = 1
-    try:
-        agents.gather()
+    if asked.restarts:
+        asked = replace(asked, grace_s=min(asked.grace_s, GRACE_S))
+    policy = RestartPolicy(asked.restarts, asked.restart_window_s)
+    notes = SignalNotes(time.monotonic)
+
+    def run_epoch(epoch: int) -> EpochEnd:
+        # Hosts that were lost are waited for again; those that stay are there.
+        if not agents.gather(lambda: notes.first is not None):
+            return EpochEnd(BY_SIGNAL + (notes.first or 0), is_stopped=True)
         places = places_on(agents.names, asked.num_ranks)
         coordinator = Coordinator(
-            asked.num_ranks, asked.wait_s, address=agents.address, places=places
+            asked.num_ranks, asked.wait_s, epoch=epoch, address=agents.address, places=places
         )
-        status = Launcher(asked, environ, coordinator, agents).run()
-    except KeyboardInterrupt:  # before signals were noted, while hosts were awaited
-        status = _BY_SIGNAL + signal.SIGINT
+        return Launcher(asked, environ, coordinator, agents, notes).run()
+
+    status = 1
+    try:
+        # One watch over signals for all epochs: one that comes between two is not lost.
+        with notes.woken():
+            status = supervise(
+                run_epoch, policy, clock=time.monotonic, wait=notes.wait, report=_report
+            )
     finally:
         agents.close(status)
     return status
+
+
+def _report(text: str) -> None:
+    print(f"actorflow launch: {text}", file=sys.stderr, flush=True)
 
 
 def agents_of_one_host(asked: RankLaunch, environ: Mapping[str, str]) -> HostAgents:
@@ -115,22 +143,23 @@ class _RankState:
     @property
     def status(self) -> int | None:
         """The exit status as a shell tells it, 128 + signal; None while the process lives."""
-        return _BY_SIGNAL - self.code if self.code is not None and self.code < 0 else self.code
+        return BY_SIGNAL - self.code if self.code is not None and self.code < 0 else self.code
 
 
 class Launcher:
-    """One start of all ranks. `run` is all of it: `start`, then a `turn` whenever something is due.
+    """One epoch of a launch. `run` is all of it: `start`, then a `turn` for what came or is due.
 
     A turn reads no clock: what it does follows from the time and the events that it is handed.
 
     Attributes:
-        notes: the signals to the launcher that the next turn passes on.
+        notes: the signals to the launcher, which a turn passes on.
 
     Args:
         asked: what is launched.
         environ: the environment of the launcher, which says how many threads a rank has.
         coordinator: serves the ranks; closed at the end of `run`.
         agents: of all hosts; they have been gathered.
+        notes: see there.
         clock: seconds, monotonic.
     """
 
@@ -140,43 +169,45 @@ class Launcher:
         environ: Mapping[str, str],
         coordinator: Coordinator,
         agents: HostAgents,
+        notes: SignalNotes,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._asked, self._environ = asked, environ
         self._coordinator, self._agents = coordinator, agents
-        self._clock = clock
+        self.notes, self._clock = notes, clock
+        self._names = agents.names
         self._counts = ranks_per_host(asked.num_ranks, agents.num_hosts)
         places = [host for host, count in enumerate(self._counts) for _ in range(count)]
         self._ranks = [_RankState(rank, host) for rank, host in enumerate(places)]
-        self.notes = SignalNotes(clock)
         self._signals: dict[int, dict[int, float]] = {}
         """By signal and host that received it: when it first came, by the clock."""
         self._ending_since_s: float | None = None
         self._waiting_since_s: float | None = None
         self._started_s = clock()
 
-    def run(self) -> int:
-        """Start all, serve them until the last has ended, and return the exit status."""
-        poller = self._agents.poller
-        with self.notes.woken() as bell:
-            sources = (bell, *self._coordinator.sockets)
+    def run(self) -> EpochEnd:
+        """Start all, serve them until the last has ended; tell and return how it ended."""
+        poller, bell = self._agents.poller, self.notes.bell
+        sources = (bell, *self._coordinator.sockets)
+        for source in sources:
+            poller.register(source, zmq.POLLIN)
+        try:
+            self.start()
+            timeout_ms: int | None = 0
+            while any([rank.code is None for rank in self._ranks]):
+                events = dict(poller.poll(timeout_ms))
+                if bell in events:
+                    empty(bell)
+                # Once a turn: what falls due while it is looked at is done in the next one.
+                timeout_ms = self.turn(events, self._clock())
+        finally:
             for source in sources:
-                poller.register(source, zmq.POLLIN)
-            try:
-                self.start()
-                timeout_ms: int | None = 0
-                while any([rank.code is None for rank in self._ranks]):
-                    events = dict(poller.poll(timeout_ms))
-                    if bell in events:
-                        empty(bell)
-                    # Once a turn: what falls due while it is looked at is done in the next one.
-                    timeout_ms = self.turn(events, self._clock())
-            finally:
-                for source in sources:
-                    poller.unregister(source)
-                self._coordinator.close()
-        return self._verdict()
+                poller.unregister(source)
+            self._coordinator.close()
+        # Also a signal that came too late to be passed on.
+        is_stopped = bool(self._signals) or self.notes.first is not None
+        return EpochEnd(self._verdict(), self._coordinator.failure, is_stopped)
 
     def turn(self, events: Mapping[Any, int], now_s: float) -> int | None:
         """Do what the events and the time ask for; return the milliseconds until more is due.
@@ -258,7 +289,8 @@ class Launcher:
             # A death by a signal that we did not send explains why others missed this rank; an
             # exit does not.
             is_cause = rank.code < 0 and not rank.is_forced
-            self._coordinator.lost(rank.rank, _words(rank.code), explains=is_cause)
+            kind = kind_of_exit(rank.code)
+            self._coordinator.lost(rank.rank, _words(rank.code), explains=is_cause, kind=kind)
 
     def _lose(self, host: int, news: AgentLost, now_s: float) -> None:
         """Take the ranks of a host for lost, whose agent is."""
@@ -270,7 +302,7 @@ class Launcher:
 
     def _on_host(self, rank: _RankState) -> str:
         several = self._agents.num_hosts > 1
-        return f" on host {self._agents.names[rank.host]}" if several else ""
+        return f" on host {self._names[rank.host]}" if several else ""
 
     def _look_for_stopped(self, now_s: float) -> None:
         wait_s = self._asked.wait_s
@@ -295,7 +327,8 @@ class Launcher:
         for rank in self._ranks:
             if rank.code is None and not self._coordinator.has_heard(rank.rank):
                 text = f"has not said a word {until_s - self._started_s:g} s after its start"
-                self._coordinator.lost(rank.rank, f"{text}, at {self._coordinator.endpoint}")
+                text = f"{text}, at {self._coordinator.endpoint}"
+                self._coordinator.lost(rank.rank, text, kind=FailureKind.SILENCE)
 
     def _escalate(self, now_s: float) -> None:
         """Tell agents to end the ranks that do not exit by themselves after a failure."""
@@ -312,7 +345,7 @@ class Launcher:
         if running and self._ending_since_s is None:
             runs = "runs" if len(running) == 1 else "run"
             text = f"{listed(running)} still {runs}, {wait_s:g} s after the others have ended"
-            print(f"actorflow launch: {text}", file=sys.stderr, flush=True)
+            _report(text)
 
     def _begin_ending(self, now_s: float) -> None:
         if self._ending_since_s is None:
@@ -344,30 +377,29 @@ class Launcher:
         # A status that our own signal caused says nothing; 0 would call a failed job a success.
         by_itself = rank.status if rank.status and not rank.is_forced else 1
         # The user asked for this end, so it is no error to print.
-        if by_itself - _BY_SIGNAL in self._signals:
+        if by_itself - BY_SIGNAL in self._signals:
             logger.info("%s, as requested of the launcher", failure.told)
             return by_itself
         if rank.tail:
             print(f"--- what rank {rank.rank} printed last:\n{rank.tail}\n---", file=sys.stderr)
-        head = f"actorflow launch: {failure.told}"
+        head = failure.told
         if failure.shown:
-            head = f"actorflow launch: rank {failure.rank} of {len(self._ranks)} failed"
+            head = f"rank {failure.rank} of {len(self._ranks)} failed"
             head += self._on_host(rank)
             head += f" in {failure.op}" if failure.op else ""
             head += f" ({failure.line})" if failure.line else ""
             head += f":\n{failure.shown.rstrip()}"
-        print(head, file=sys.stderr)
+        _report(head)
         return by_itself
 
     def _late_verdict(self) -> int:
         """Return the exit status where all scripts ended well, or were stopped."""
         for rank in self._ranks:
             if rank.status:
-                if rank.status - _BY_SIGNAL not in self._signals:
+                if rank.status - BY_SIGNAL not in self._signals:
                     ending = _words(rank.code or 0)
                     who = f"rank {rank.rank}{self._on_host(rank)}"
-                    text = f"actorflow launch: {who} {ending}, after its script had ended well"
-                    print(text, file=sys.stderr)
+                    _report(f"{who} {ending}, after its script had ended well")
                 return rank.status
         return 0
 

@@ -48,12 +48,12 @@ from actorflow.distributed.messages import (
     pack_value,
     routing_id,
 )
-from actorflow.environment.settings import logger
+from actorflow.environment.settings import SettingsError, logger
 from actorflow.tensor.tracer import is_users, users_line
 from actors.machine.thread_stacks import MAX_CALLS, StackCall, thread_stacks
 from compiler.contract.attrs import PlainValue
 from compiler.contract.codec import DecodeError, from_msgpack
-from compiler.contract.errors import ActorflowError, InternalError, PeerFailed
+from compiler.contract.errors import ActorflowError, CompileError, InternalError, PeerFailed
 
 # A socket of zmq belongs to one thread. So whoever has something to say puts it into a queue and
 # rings: `say` takes no lock and may be called by any thread and by signal handlers.
@@ -269,6 +269,9 @@ def _told(thread: threading.Thread, stack: Sequence[StackCall]) -> str:
     return f"thread {thread.name!r}:\n{''.join(traceback.StackSummary.from_list(rows).format())}"
 
 
+_MISTAKES = (CompileError, SettingsError, SyntaxError)
+"""Errors that a script raises again whenever it is started."""
+
 _GLANCE_S = 0.25
 """How long a wait lasts before the thread looks whether a signal came."""
 _NEWS_S = 1.0
@@ -284,11 +287,12 @@ class RankClient:
         rank: which one this is, from 0.
         num_ranks: how many there are.
         host: the name of its host, "" where all ranks run on one.
+        epoch: how often the ranks of the job were started, this time counted.
     """
 
     def __init__(self, keys: RankKeys) -> None:
         self.rank, self.num_ranks = keys.rank, keys.num_ranks
-        self.host = keys.host
+        self.host, self.epoch = keys.host, keys.epoch
         self._wait_s = keys.wait_s
         self._pid = os.getpid()
         # Guards a meeting from its number to its answer: two threads of a rank never meet at once.
@@ -401,7 +405,8 @@ class RankClient:
             text = f"{type(error).__name__}: {error}"
         # The Ack of an earlier call must not answer for this one.
         self._noted.clear()
-        self._link.say(RankFailed(at_fault, text, op, line, shown))
+        is_mistake = peer is None and isinstance(error, _MISTAKES)
+        self._link.say(RankFailed(at_fault, text, op, line, shown, is_mistake))
         return self._noted.wait(_GOODBYE_S) and not self._is_broken
 
     def leave(self) -> None:

@@ -158,7 +158,8 @@ class DataRemains:
 class RankFailed:
     """A rank failed, by the fault of `rank`, as this one knows it: mostly itself.
 
-    `op` and `line` say where, or nothing; `shown` is what its user is shown.
+    `op` and `line` say where, or nothing; `shown` is what its user is shown. `is_mistake` says that
+    the same script fails in the same way whenever it is started.
     """
 
     rank: Number
@@ -166,6 +167,7 @@ class RankFailed:
     op: Words
     line: Words
     shown: Words
+    is_mistake: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,11 @@ class ProcessGroup:
         self._gather = gather
 
     @property
+    def epoch(self) -> int:
+        """How often the ranks of the job were started, this time counted; 1 without a launcher."""
+        return 1 if self.member is None else self.member.epoch
+
+    @property
     def is_alone(self) -> bool:
         """Whether there are no others."""
         return self is SINGLE_PROCESS

@@ -284,6 +284,7 @@ def environment_of(environ: Mapping[str, str], keys: RankKeys, num_threads: int)
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
         "ACTORFLOW_THREADS": str(num_threads),
+        "ACTORFLOW_EPOCH": str(keys.epoch),
     }
     if keys.rank > 0:
         variables["PYTHONUNBUFFERED"] = "1"  # what it printed before it was killed is to be seen

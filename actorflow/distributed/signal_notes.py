@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +16,9 @@ NOTED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class SignalNotes:
     """Signals that came, in order, each with its time.
 
+    Attributes:
+        bell: a descriptor that is readable when one came, while `woken` is open.
+
     Args:
         clock: seconds, monotonic.
     """
@@ -25,6 +29,12 @@ class SignalNotes:
         # removes.
         self._noted: list[tuple[int, float]] = []
         self._num_taken = 0
+        self.bell = -1
+
+    @property
+    def first(self) -> int | None:
+        """The signal that came first, taken or not; None where none came."""
+        return self._noted[0][0] if self._noted else None
 
     def note(self, number: int, came_s: float) -> None:
         """Note a signal; callable from a signal handler."""
@@ -36,9 +46,18 @@ class SignalNotes:
         self._num_taken += len(new)
         return new
 
+    def wait(self, seconds: float) -> int | None:
+        """Wait, within `woken`, or until a signal has come; return the first one, or else None."""
+        until_s = self._clock() + seconds
+        # In a loop: the end of a child rings as well.
+        while self.first is None and (left_s := until_s - self._clock()) > 0:
+            select.select([self.bell], [], [], left_s)
+            empty(self.bell)
+        return self.first
+
     @contextmanager
     def woken(self) -> Iterator[int]:
-        """Note signals while this is open, and yield a descriptor that is readable when one came.
+        """Note signals while this is open, and yield `bell`.
 
         From the main thread alone. `empty` makes the descriptor wait for the next one.
         """
@@ -53,8 +72,10 @@ class SignalNotes:
                     before[number] = signal.signal(number, self._handle)
             # A child that is stopped is told by this one alone; without a handler none is woken.
             before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+            self.bell = read_end
             yield read_end
         finally:
+            self.bell = -1
             for number, handler in before.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(woken)

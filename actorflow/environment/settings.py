@@ -99,6 +99,9 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
     ),
 )
 
+TOLD_TO_SCRIPTS = ("ACTORFLOW_EPOCH",)
+"""What the launcher tells the script of a rank; nothing of ours reads it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -180,7 +183,7 @@ class Settings:
 
 def unknown_names(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the `ACTORFLOW_*` names of `environ` that mean nothing, sorted."""
-    names = {variable.name for variable in ENVIRONMENT}
+    names = {variable.name for variable in ENVIRONMENT} | {*TOLD_TO_SCRIPTS}
     return tuple(sorted(name for name in environ if name.startswith(_PREFIX) and name not in names))
 
 

@@ -177,7 +177,8 @@ class FitCall:
         if start is None:
             first = runner.first()
             return RestoredState(steps_done(first), first)
-        self._notice(f"resumed from the checkpoint of step {start.step}")
+        epoch = f" in epoch {group.epoch}" if (group := runner.group).epoch > 1 else ""
+        self._notice(f"resumed from the checkpoint of step {start.step}{epoch}")
         return RestoredState(start.step, runner.first(start.values), is_resumed=True)
 
     def _saver(self, first_step: int) -> Saver | None:
@@ -251,7 +252,7 @@ class FitCall:
         self._reporter.start(self._run_spec.steps, first, items, item_name)
         self._stopper.watch(run)
         self._runner.begin(run)
-        listener.start(run.loop.statistics)
+        listener.start(run.loop.statistics, self._runner.group.epoch)
         run.start()
         # The main thread waits here, where Python runs signal handlers.
         self._stopper.attend(self._notice if self._run_spec.progress else logger.info)

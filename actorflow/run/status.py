@@ -42,7 +42,7 @@ from compiler.graph.target import SKIPPED
 STATUS_FILE = "status.json"
 STATES = ("running", "finished", "stopped", "failed")
 
-_FORMAT = 1
+_FORMAT = 2
 _MOST_BYTES = 64 << 20
 """Of the file. An actor takes some 200 bytes."""
 _INTERVAL_S = 1.0
@@ -81,7 +81,8 @@ class Status:
 
     `written_at_s` is the time of day (seconds since 1970), `elapsed_s` since the run began;
     `steps_per_s` and the busy share of each stream are over the last interval, None before there
-    was one. `total_steps` is None when the run has no end.
+    was one. `total_steps` is None when the run has no end. `epoch` is how often the job's `ranks`
+    were started, this time counted.
     """
 
     job: Label
@@ -95,6 +96,8 @@ class Status:
     steps_per_s: Measure | None
     loss: float | None
     arena_bytes: Quantity
+    ranks: Quantity = 1
+    epoch: Quantity = 1
     streams: Mapping[Label, Measure] = field(default_factory=dict)
     actors: tuple[ActorStatus, ...] = ()
     format: int = _FORMAT
@@ -184,13 +187,14 @@ class StatusWriter:
         self._tell_trouble = once(report)
         self._is_ours = is_ours
         self._statistics: Callable[[], Statistics] | None = None
+        self._epoch = 1
         self._loss: float | None = None
         self._start_s = self._due_s = 0.0
         self._before: tuple[float, int, Statistics] | None = None
 
-    def start(self, statistics: Callable[[], Statistics]) -> None:
+    def start(self, statistics: Callable[[], Statistics], epoch: int = 1) -> None:
         """Begin, with a first status. `statistics` is asked at every write."""
-        self._statistics = statistics
+        self._statistics, self._epoch = statistics, epoch
         self._start_s = self._clock()
         self._write("running", self._start_s)
 
@@ -252,6 +256,8 @@ class StatusWriter:
             steps_per_s=(self._step - since_step) / seconds if seconds > 0 else None,
             loss=self._loss,
             arena_bytes=sum([arena.size_bytes for arena in self._plan.arenas]),
+            ranks=self._plan.mesh.num_ranks,
+            epoch=self._epoch,
             streams=streams,
             actors=tuple(
                 [_actor_status(statistics, before, a) for a in range(len(statistics.actors))]
@@ -303,10 +309,10 @@ class Listener:
         self.metrics: Metrics = {}
         self.evaluations: list[tuple[int, Results]] = []
 
-    def start(self, statistics: Callable[[], Statistics]) -> None:
+    def start(self, statistics: Callable[[], Statistics], epoch: int = 1) -> None:
         """Begin the status of the run; before its threads start."""
         if self._status is not None:
-            self._status.start(statistics)
+            self._status.start(statistics, epoch)
 
     def __enter__(self) -> Listener:
         return self

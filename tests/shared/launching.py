@@ -37,12 +37,12 @@ def launcher(folder):
     """Yield a function that starts `actorflow launch` on a script; all are killed at the end."""
     started = []
 
-    def start(script, *arguments, n=2, grace=0.3, is_group=False, **environ):
+    def start(script, *arguments, n=2, grace=0.3, restarts=0, is_group=False, **environ):
         file = folder / "script.py"
         file.write_text(script)
         command = [sys.executable, "-m", "actorflow", "launch", "-n", str(n), "--grace", str(grace)]
         process = subprocess.Popen(
-            [*command, str(file), *arguments],
+            [*command, "--restarts", str(restarts), str(file), *arguments],
             env={**os.environ, "TELLS": str(folder / "tells"), **environ},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
             start_new_session=is_group,

@@ -19,7 +19,10 @@ GRACE_S = 0.5
 
 SCRIPT = """
 import os, signal, sys, threading, time
-rank, who, phase, fault, folder = int(os.environ["RANK"]), int(sys.argv[1]), *sys.argv[2:5]
+rank, folder = int(os.environ["RANK"]), sys.argv[2]
+# By epoch: who, at which phase, does what.
+faults = eval(sys.argv[1])
+who, phase, fault = faults.get(int(os.environ["ACTORFLOW_EPOCH"]), (0, "none", "none"))
 
 def boom():
     raise RuntimeError("boom in " + phase)
@@ -33,6 +36,7 @@ FAULTS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "exit": lambda: sys.exit(3), "vanish": lambda: os._exit(0),
+    "orphan": lambda: os.kill(os.getppid(), signal.SIGKILL),
 }
 
 def at(here):
@@ -74,12 +78,15 @@ class Net(nn.Module):
     def __call__(self, x):
         return self.down(af.relu(self.table(x)))
 
-@af.job(optimizer=af.optim.SGD(0.1, momentum=0.9), mesh=af.Mesh(data=2))
+@af.job(optimizer=af.optim.SGD(0.1, momentum=0.9), mesh=af.Mesh(data=2), zero="zero" in sys.argv)
 def train(model, batch):
     return af.cross_entropy(model(batch.x), batch.y)
 
 def on_step(step, metrics):
     losses[step] = float(metrics["loss"])
+    if rank == 0:
+        with open("losses.log", "a") as file:
+            file.write(f"{step} {losses[step].hex()}\\n")
     if step == AT_STEP:
         at("step")
     if step == STEPS:
@@ -103,7 +110,9 @@ if rank == 0:
 PHASES = ("import", "before", "compile", "meeting", "data", "step", "checkpoint", "last", "after")
 """Where it happens: in a script, around and inside `fit`; only rank 0 writes checkpoints."""
 FAULTS = ("raise", "hang", "kill", "stop", "exit", "vanish")
-"""`wait` besides is none: it goes on once there is a file `go`."""
+"""`wait` besides is none: it goes on once there is a file `go`. `orphan` kills the launcher."""
+
+NO_FAULTS: dict[int, tuple[int, str, str]] = {}
 
 
 @dataclass(frozen=True)
@@ -117,8 +126,11 @@ class Outcome:
     left: tuple[str, ...]
 
 
-def outcome(folder: Path, who, phase, fault, run="run", n=2, wait_s=WAIT_S) -> Outcome:
-    """Launch the training, with a fault of rank `who` at a phase; whatever it leaves is ended."""
+def outcome(folder: Path, faults, *words, n=2, wait_s=WAIT_S, restarts=0) -> Outcome:
+    """Launch the training, with faults of ranks at phases; whatever it leaves is ended.
+
+    `faults` has for some epochs who, at which phase, does what; `words` may have "zero".
+    """
     temporary = folder / "temporary"
     temporary.mkdir(exist_ok=True)
     mark = f"{folder}/{time.monotonic_ns()}"
@@ -126,9 +138,10 @@ def outcome(folder: Path, who, phase, fault, run="run", n=2, wait_s=WAIT_S) -> O
     before = set(os.listdir("/dev/shm"))
     with launcher(folder) as begin:
         since = time.monotonic()
-        process = begin(SCRIPT, str(who), phase, fault, run, n=n, grace=GRACE_S, **environ)
+        options = {"n": n, "grace": GRACE_S, "restarts": restarts}
+        process = begin(SCRIPT, repr(faults), "run", *words, **options, **environ)
         try:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=60 + restarts * wait_s)
         except Exception:
             process.kill()
             out, err = process.communicate()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from launching import end_of, launcher
-from rank_faults import FAULTS, GRACE_S, PHASES, SCRIPT, STEPS, abandoned, outcome
+from rank_faults import FAULTS, GRACE_S, NO_FAULTS, PHASES, SCRIPT, STEPS, abandoned, outcome
 
 pytestmark = pytest.mark.no_gpu("ranks of one host meet in its memory")
 
@@ -35,7 +35,7 @@ GOES_ON = {(1, "step", "stop"), (0, "step", "kill"), (0, "checkpoint", "kill")}
 def undisturbed(tmp_path_factory):
     """What rank 0 tells of a training in which nothing happens."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    ended = outcome(folder, 0, "none", "none")
+    ended = outcome(folder, NO_FAULTS)
     assert ended.code == 0, ended.err
     return json.loads((folder / "told.json").read_text())
 
@@ -48,14 +48,14 @@ def test_cells_name_phases_and_faults_there_are():
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell)))
 def test_a_fault_is_told_once_and_leaves_nothing_behind(tmp_path, undisturbed, cell):
-    ended = outcome(tmp_path, *cell)
+    ended = outcome(tmp_path, {1: cell})
     code, said = CELLS[cell]
     assert ended.code == code, ended.err
     assert re.search(f"^actorflow launch: {said}", ended.err, re.DOTALL | re.MULTILINE), ended.err
     assert ended.err.count("actorflow launch:") == 1
     assert not ended.left
     if cell in GOES_ON:
-        again = outcome(tmp_path, 0, "none", "none")
+        again = outcome(tmp_path, NO_FAULTS)
         assert again.code == 0, again.err
         told = json.loads((tmp_path / "told.json").read_text())
         assert told["state"] == undisturbed["state"]
@@ -65,13 +65,13 @@ def test_a_fault_is_told_once_and_leaves_nothing_behind(tmp_path, undisturbed, c
 
 def test_a_second_launch_on_one_run_directory_is_refused_and_the_first_goes_on(tmp_path):
     with launcher(tmp_path) as start:
-        first = start(SCRIPT, "1", "step", "wait", "run", grace=GRACE_S)
+        first = start(SCRIPT, repr({1: (1, "step", "wait")}), "run", grace=GRACE_S)
         deadline = time.monotonic() + 60
         while not list(tmp_path.glob("run/step-*")):
             assert first.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        code, _, err = end_of(start(SCRIPT, "0", "none", "none", "run", grace=GRACE_S))
+        code, _, err = end_of(start(SCRIPT, repr(NO_FAULTS), "run", grace=GRACE_S))
         (tmp_path / "go").touch()
         assert end_of(first)[0] == 0
     assert code == 1

@@ -46,6 +46,13 @@ def test_what_is_not_known_is_left_out():
     assert lines == ["char_gpt  step 1200  running  pid 4711", "1:02:05  memory 312.0 MiB"]
 
 
+def test_ranks_are_counted_and_so_are_their_starts():
+    (head, *_) = render(replace(STATUS, ranks=4), 200)
+    assert head.endswith("pid 4711  4 ranks")
+    (head, *_) = render(replace(STATUS, ranks=4, epoch=2), 200)
+    assert head.endswith("pid 4711  4 ranks  epoch 2")
+
+
 @pytest.mark.parametrize("width", [1, 20, 60])
 def test_no_line_is_wider_than_the_terminal(width):
     assert max(len(line) for line in render(STATUS, width, "stale: process gone")) <= width

@@ -10,6 +10,7 @@ from actorflow.distributed.agent import Agent
 from actorflow.distributed.coordinator import Coordinator
 from actorflow.distributed.hosts import HostAgents
 from actorflow.distributed.launcher import Launcher, RankLaunch
+from actorflow.distributed.signal_notes import SignalNotes
 
 START_S = 40.0
 
@@ -62,7 +63,8 @@ def launched():
         agent = Agent(("x",), {}, poller, start_process=lambda *_: FakeRank(next(numbers), sent))
         agents = HostAgents(poller, agent)
         asked = RankLaunch(("x",), 2, wait_s, 10.0)
-        launcher = Launcher(asked, {}, coordinators[-1], agents, clock=lambda: START_S)
+        notes = SignalNotes(lambda: START_S)
+        launcher = Launcher(asked, {}, coordinators[-1], agents, notes, clock=lambda: START_S)
         launcher.start()
         return launcher, coordinators[-1], sent
 

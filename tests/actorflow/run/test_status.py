@@ -70,6 +70,12 @@ def test_a_run_has_a_status_before_its_first_step(run):
     )  # fmt: skip
 
 
+def test_a_status_has_the_ranks_of_the_plan_and_the_epoch(tmp_path):
+    run = Run(tmp_path)
+    run.writer.start(run.statistics, 3)
+    assert (run.read().ranks, run.read().epoch) == (PLAN.mesh.num_ranks, 3)
+
+
 def test_rates_and_shares_are_those_of_the_last_interval(run):
     run.now, run.counts = 2.0, (2_000, 500, 4)
     run.writer.step(14, {"loss": 1.5})
@@ -173,7 +179,7 @@ def test_any_cut_of_the_file_is_damage_and_never_another_exception(run):
     for length in range(len(whole) - 1):
         with pytest.raises(StatusError, match="damaged"):
             Status.from_json(whole[:length])
-    for text in (b"[]", b"3", b"null", b"\xff", b'{"format": 1}', b"[" * 100_000):
+    for text in (b"[]", b"3", b"null", b"\xff", b'{"format": 2}', b"[" * 100_000):
         with pytest.raises(StatusError, match="damaged"):
             Status.from_json(text)
 

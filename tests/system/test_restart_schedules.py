@@ -1,0 +1,132 @@
+"""Launched ranks that fail at drawn phases and are started again: every bit is as undisturbed.
+
+Here a few schedules, always the same, and more of them at night; ACTORFLOW_RESTART_SCHEDULES=0:300
+takes other seeds, and prints how long each took.
+"""
+
+import functools
+import json
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from rank_faults import FAULTS, NO_FAULTS, PHASES, STEPS, outcome
+
+pytestmark = [
+    pytest.mark.usefixtures("native_toolchain"),
+    pytest.mark.no_gpu("ranks of one host meet in its memory"),
+]
+
+GIVEN = [int(n) for n in os.environ.get("ACTORFLOW_RESTART_SCHEDULES", "").split(":") if n]
+SEEDS = range(*GIVEN) if GIVEN else range(16)
+RESTARTS = 5
+WAIT_S = 15.0
+"""ACTORFLOW_RANK_SECONDS: how long ranks wait for one that hangs or is stopped."""
+
+
+CELLS = {
+    "kill in a step, error in the next handshake": {
+        1: (1, "step", "kill"), 2: (0, "meeting", "raise"),
+    },
+    "kill in a checkpoint": {1: (0, "checkpoint", "kill")},
+    "kill before the first message, twice": {1: (1, "import", "kill"), 2: (1, "import", "kill")},
+}  # fmt: skip
+"""By epoch: who, at which phase, does what. Later epochs are undisturbed."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The options of a job, and the faults of its first epochs."""
+
+    words: tuple[str, ...]
+    faults: dict[int, tuple[int, str, str]]
+
+    @staticmethod
+    def drawn(seed):
+        rng = Random(f"schedule {seed}")  # small numbers draw much alike
+        # Another fault in each epoch, but for kills: the same one twice in a row ends the job.
+        kinds = rng.sample(["kill", "kill", *FAULTS, "orphan"], rng.choice([1, 1, 1, 2, 2, 3]))
+        faults = {}
+        for epoch, fault in enumerate(kinds, 1):
+            phase = rng.choice(PHASES)
+            # Rank 0 alone writes checkpoints.
+            who = 0 if phase == "checkpoint" else rng.randrange(2)
+            faults[epoch] = (who, phase, fault)
+        return Schedule(rng.choice([(), ("zero",)]), faults)
+
+
+def told(folder):
+    """Return the final state in rank 0's words, and its losses, of which every repeat agrees."""
+    losses = {}
+    for line in (folder / "losses.log").read_text().splitlines():
+        step, loss = line.split()
+        assert losses.setdefault(int(step), loss) == loss, f"step {step} differs"
+    return json.loads((folder / "told.json").read_text())["state"], losses
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Return a function that returns what is told of a training in which nothing happens."""
+
+    @functools.cache
+    def of(words):
+        folder = tmp_path_factory.mktemp("undisturbed")
+        ended = outcome(folder, NO_FAULTS, *words)
+        assert ended.code == 0, ended.err
+        state, losses = told(folder)
+        assert sorted(losses) == [*range(1, STEPS + 1)]
+        return state, losses
+
+    return of
+
+
+def ends_as_undisturbed(folder, schedule, undisturbed):
+    """Run a schedule to its end; return how it ended last."""
+    ended = outcome(folder, schedule.faults, *schedule.words, wait_s=WAIT_S, restarts=RESTARTS)
+    assert ended.left == (), f"{schedule}\n{ended.err}"
+    if ended.code == -signal.SIGKILL:  # of the launcher, which a person starts again
+        ended = outcome(folder, NO_FAULTS, *schedule.words)
+        assert ended.left == (), f"{schedule}\n{ended.err}"
+    assert ended.code == 0, f"{schedule}\n{ended.err}"
+    assert told(folder) == undisturbed(schedule.words), schedule
+    return ended
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_job_that_is_started_again_computes_the_same_bits(tmp_path, undisturbed, cell):
+    schedule = Schedule((), CELLS[cell])
+    ended = ends_as_undisturbed(tmp_path, schedule, undisturbed)
+    lines = [line for line in ended.err.splitlines() if line.startswith("actorflow launch:")]
+    restarts = [line for line in lines if re.match("actorflow launch: restart [0-9] of 5", line)]
+    assert len(restarts) == len(schedule.faults)
+    failures = [line for line in lines if re.match("actorflow launch: rank [01] ", line)]
+    assert len(failures) == len(schedule.faults), "each is told once, and no consequence of it"
+    assert lines[-1].endswith(
+        f"the job has ended; its ranks were started {1 + len(restarts)} times"
+    )
+
+
+@pytest.mark.parametrize(
+    "seed", [*SEEDS] if GIVEN else [pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS]
+)
+def test_drawn_faults_change_no_bit(tmp_path, undisturbed, seed):
+    schedule = Schedule.drawn(seed)
+    since = time.monotonic()
+    ends_as_undisturbed(tmp_path, schedule, undisturbed)
+    if GIVEN:
+        print(f"{seed}: {time.monotonic() - since:.1f} s, {schedule}")
+
+
+def test_a_fault_of_the_script_is_started_twice_and_no_third_time(tmp_path):
+    faults = dict.fromkeys(range(1, 9), (1, "before", "raise"))
+    ended = outcome(tmp_path, faults, restarts=RESTARTS)
+    assert (ended.code, ended.left) == (1, ())
+    assert ended.err.count("RuntimeError: boom in before") == 2
+    assert ended.err.splitlines()[-1] == (
+        "actorflow launch: no restart: the same fault ended two starts in a row, so it is one of"
+        " the script or its data; the ranks were started 2 times"
+    )
