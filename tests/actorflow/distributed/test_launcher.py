@@ -391,3 +391,56 @@ def test_a_rank_that_cannot_be_watched_is_ended_again(monkeypatch, tmp_path, ran
         start_rank(keys, [str(tmp_path / "script.py")], os.environ, None)
     with pytest.raises(ProcessLookupError):
         os.kill(started[0], 0)
+
+
+EPOCHS = """
+import os, signal, sys, time
+from actorflow.distributed.member import current_rank
+member = current_rank()
+epoch = int(os.environ["ACTORFLOW_EPOCH"])
+values = member.all_gather_object("epochs", (epoch, member.epoch, os.getpid()))
+if member.rank == 0:
+    print(*[row[:2] for row in values], flush=True)
+with open("pids", "a") as file:
+    print(os.getpid(), file=file)
+if epoch == 1 and member.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+member.all_gather_object("all live", None)
+"""
+
+
+def test_an_epoch_has_processes_and_an_agreement_of_its_own(ended, tmp_path):
+    code, out, err = ended(EPOCHS, restarts=3, grace=20)
+    assert (code, out) == (0, "(1, 1) (1, 1)\n(2, 2) (2, 2)\n")
+    assert err.splitlines() == [
+        KILLED.strip(),
+        "actorflow launch: restart 1 of 3; fit continues from its newest checkpoint, a script"
+        " without any from its beginning",
+        "actorflow launch: the job has ended; its ranks were started 2 times",
+    ]
+    pids = (tmp_path / "pids").read_text().split()
+    assert len(set(pids)) == 4
+    assert are_gone([int(pid) for pid in pids])
+
+
+def test_a_job_that_was_told_to_stop_is_not_started_again(launched, tells):
+    process = launched(WAITING, restarts=3)
+    tells(2)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=ENOUGH_S)
+    assert (process.returncode, err) == (128 + signal.SIGTERM, "")
+
+
+def test_an_error_that_every_start_meets_is_met_once(ended):
+    code, out, err = ended("from actorflow.settings nothing", restarts=3, grace=20)
+    assert (code, out) == (1, "")
+    assert err.count("SyntaxError") == 1
+    assert err.splitlines()[-1] == (
+        "actorflow launch: no restart: every start would meet this error; the ranks were started"
+        " once"
+    )
+
+
+def test_an_option_that_means_nothing_is_refused(ended):
+    code, _, err = ended("", restarts=-1)
+    assert (code, err) == (1, "actorflow: --restarts: expected 0 to 10,000, came -1\n")

@@ -139,3 +139,22 @@ def test_copies_of_a_signal_are_passed_on_once(launched, came_s, passed_on, is_e
     both = [(rank, number) for rank in (0, 1) for number in (15, signal.SIGCONT)]
     assert sent == both * passed_on  # what is stopped goes on, to end
     assert (due_ms is not None) == is_ending
+
+
+def test_ranks_of_each_epoch_have_other_keys_and_know_its_number():
+    told = []
+    for epoch in (1, 2):
+        coordinator = FakeCoordinator(2, 600.0, epoch=epoch)
+        launcher = Launcher(
+            RankLaunch(("x",), 2, 600.0, 10.0), {}, coordinator,
+            start_process=lambda keys, _, environ, __: told.append((keys, environ)) or FakeRank(
+                keys.rank, []
+            ),
+            clock=lambda: START_S,
+        )  # fmt: skip
+        launcher.start()
+        coordinator.close()
+    assert [environ["ACTORFLOW_EPOCH"] for _, environ in told] == ["1", "1", "2", "2"]
+    assert [keys.epoch for keys, _ in told] == [1, 1, 2, 2]
+    assert len({keys.secret for keys, _ in told}) == 4
+    assert len({keys.server_public for keys, _ in told}) == 2
