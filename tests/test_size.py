@@ -27,8 +27,8 @@ BUDGET = {
     "actors": 46_650,
     "compiler": 32_250,
     "memory": 3_800,
-    "tests": 102_050,
-    "benchmarks": 15_650,
+    "tests": 102_150,
+    "benchmarks": 15_800,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""
 
