@@ -4,13 +4,14 @@
 """
 
 import os
+import select
 import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from launching import launcher
+from launching import ENOUGH_S, launcher
 
 STEPS, AT_STEP = 12, 7
 WAIT_S = 8.0
@@ -146,6 +147,8 @@ def outcome(folder: Path, faults, *words, n=2, wait_s=WAIT_S, restarts=0) -> Out
             process.kill()
             out, err = process.communicate()
             err += "\nNEVER ENDED"
+        if process.returncode == -signal.SIGKILL:  # the system ends the ranks, soon after it
+            wait_for(marked(mark))
         seconds = time.monotonic() - since
     leftovers = what_is_left(mark, temporary, before)
     return Outcome(process.returncode, out, err, seconds, leftovers)
@@ -158,13 +161,31 @@ def what_is_left(mark: str, temporary: Path, shared: set[str]) -> tuple[str, ...
     """
     leftovers = [f"temporary {name}" for name in sorted(os.listdir(temporary))]
     leftovers += [f"shm {name}" for name in abandoned(set(os.listdir("/dev/shm")) - shared)]
+    for pid in marked(mark):
+        with suppress(OSError):
+            leftovers.append("process " + Path(f"/proc/{pid}/cmdline").read_text())
+            os.kill(pid, signal.SIGKILL)
+    return tuple(leftovers)
+
+
+def marked(mark: str) -> list[int]:
+    """Return the processes that have a text in their environment."""
+    pids = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with suppress(OSError):
                 if mark.encode() in Path(f"/proc/{entry}/environ").read_bytes():
-                    leftovers.append("process " + Path(f"/proc/{entry}/cmdline").read_text())
-                    os.kill(int(entry), signal.SIGKILL)
-    return tuple(leftovers)
+                    pids.append(int(entry))
+    return pids
+
+
+def wait_for(pids: list[int]) -> None:
+    """Wait until processes have ended, whoever's children they are; at most `ENOUGH_S` each."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            fd = os.pidfd_open(pid)
+            select.select([fd], [], [], ENOUGH_S)
+            os.close(fd)
 
 
 def abandoned(names: set[str]) -> list[str]:
