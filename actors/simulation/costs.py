@@ -19,12 +19,15 @@ Of an all-reduce:
   Rabenseifner & Gropp, "Optimization of collective communication operations in MPICH", 2005); N
   that is no power of two is priced with the next one's number of rounds.
 - *hierarchical*: a ring inside of each host, of 1/L of the bytes for L ranks, and between hosts a
-  ring for each of these parts; all parts of a host share its link.
+  ring for each of these parts; all parts of a host share its link. It is what the compiler prices
+  (`compiler.contract.placement.collective_rounds`). Of a group that hosts have unlike parts of it
+  is one ring.
 
 Its first half leaves each rank its part of the sum, its second half brings the parts to all: so a
 reduce-scatter, or an all-gather, is half of its rounds. In an all-to-all every rank sends to every
-other one what is that one's, in N-1 rounds of 1/N^2 of the whole tensor; what one stage sends to
-another is one message. Groups that do the same at the same time share what lies between them.
+other one what is that one's, in N-1 rounds of 1/N^2 of the whole tensor; a hierarchy has rounds
+inside of hosts and rounds between them. What one stage sends to another is one message. Groups that
+do the same at the same time share what lies between them.
 
 **Cores.** Firings that run at once share the cores of a machine (`SharedHost`, `RunningFirings`).
 `RunCosts` holds what a firing costs beside its launches.
@@ -41,6 +44,7 @@ from typing import Annotated
 from actors.kernels.common.cost import Price
 from actors.machine.table import MachineTable
 from compiler.contract.codec import Bounds
+from compiler.contract.placement import collective_rounds
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import PORTED, Actor, ActorKind
 
@@ -126,8 +130,6 @@ def transfers(network: Network, op: str, groups: tuple[tuple[int, ...], ...]) ->
     """Return a collective in each of some groups of ranks, all at the same time.
 
     A group is in the order of its parts; of one that sends it is the sender and the receiver.
-
-    Raises ValueError where the algorithm asks for full hosts, and one is not.
     """
     rounds_of: list[list[tuple[int, float, tuple[Pace, ...]]]] = [[] for _ in groups]
     for parallel in zip_longest(*[_rounds(network, op, group) for group in groups]):
@@ -146,27 +148,58 @@ def _rounds(network: Network, op: str, ranks: Sequence[int]) -> Iterator[_Round]
         return
     if op in ("send", "receive"):
         yield 1, 1.0, [(ranks[0], ranks[1])]
-    elif op == "all_to_all":
-        # Where all links are alike, so are all rounds.
-        alike = network.per_host == 1 and not network.per_rack
-        for away in range(1, 2 if alike else count):
-            pairs = [(ranks[i - away], ranks[i]) for i in range(count)]
-            yield count - 1 if alike else 1, 1 / count**2, pairs
-    else:
+        return
+    hosts = _parts_of_hosts(network, ranks)
+    if network.algorithm == "halving" and op != "all_to_all":
         # A reduce-scatter and then an all-gather, which are the same rounds.
         halves = 2 if op == "all_reduce" else 1
-        for times, share, pairs in _half_rounds(network, ranks):
+        for times, share, pairs in _halving(ranks):
             yield halves * times, share, pairs
+        return
+    for turn in collective_rounds(op, count, len(hosts[0])):
+        share = turn.sent_bytes(1.0) / turn.times
+        if op == "all_to_all":
+            ways = _all_to_all(network, hosts, is_between=turn.is_between)
+            yield from [(turn.times // len(ways), share, pairs) for pairs in ways]
+        elif not turn.is_between:
+            yield turn.times, share, [pair for host in hosts for pair in _ring(host)]
+        else:
+            yield (
+                turn.times,
+                share,
+                [pair for lane in zip(*hosts, strict=True) for pair in _ring(lane)],
+            )
 
 
-def _half_rounds(network: Network, ranks: Sequence[int]) -> Iterator[_Round]:
-    """Yield the rounds of the first half of an all-reduce; those of the second are as many."""
-    if network.algorithm == "ring":
-        yield len(ranks) - 1, 1 / len(ranks), _ring(ranks)
-    elif network.algorithm == "halving":
-        yield from _halving(ranks)
-    else:
-        yield from _hierarchical(network.per_host, ranks)
+def _parts_of_hosts(network: Network, ranks: Sequence[int]) -> list[list[int]]:
+    """Return the ranks of a group by host; each alone where hosts mean nothing to the algorithm.
+
+    So it is, too, where hosts have unlike parts of the group: it is one ring then.
+    """
+    by_host: dict[int, list[int]] = {}
+    for rank in ranks:
+        by_host.setdefault(rank // network.per_host, []).append(rank)
+    hosts = list(by_host.values())
+    is_alike = all([len(host) == len(hosts[0]) for host in hosts])
+    return hosts if is_alike and network.algorithm == "hierarchical" else [[rank] for rank in ranks]
+
+
+def _all_to_all(
+    network: Network, hosts: Sequence[Sequence[int]], *, is_between: bool
+) -> list[list[Pair]]:
+    """Return the messages of rounds of an all-to-all inside of hosts, or between them.
+
+    Rounds that take the same time are returned once.
+    """
+    count, size = len(hosts), len(hosts[0])
+    if not is_between:
+        return [[(host[i - 1], host[i]) for host in hosts for i in range(size)]]
+    # Where each host is as far as any other one, and a part of a group alone, rounds are alike.
+    is_alike = not network.per_rack and (size > 1 or network.per_host == 1)
+    return [
+        [(a, b) for i in range(count) for a, b in zip(hosts[i - away], hosts[i], strict=True)]
+        for away in range(1, 2 if is_alike else count)
+    ]
 
 
 def _ring(ranks: Sequence[int]) -> list[Pair]:
@@ -181,23 +214,6 @@ def _halving(ranks: Sequence[int]) -> Iterator[_Round]:
     for i in range(doublings):
         share = 2.0 ** -(i + 1) * (1 - 1 / count) / of_power
         yield 1, share, [(ranks[r], ranks[r ^ 1 << i]) for r in range(count) if r ^ 1 << i < count]
-
-
-def _hierarchical(per_host: int, ranks: Sequence[int]) -> Iterator[_Round]:
-    by_host: dict[int, list[int]] = {}
-    for rank in ranks:
-        by_host.setdefault(rank // per_host, []).append(rank)
-    hosts = list(by_host.values())
-    size = len(hosts[0])
-    if any([len(host) != size for host in hosts]):
-        raise ValueError(
-            f"a hierarchical all-reduce needs full hosts: {len(ranks)} ranks, {per_host} to a host"
-        )
-    if size > 1:
-        yield size - 1, 1 / size, [pair for host in hosts for pair in _ring(host)]
-    if len(hosts) > 1:
-        across = [pair for i in range(size) for pair in _ring([host[i] for host in hosts])]
-        yield len(hosts) - 1, 1 / len(ranks), across
 
 
 def fair_rates(ways: Sequence[Iterable[tuple[str, int, float]]]) -> list[float]:

@@ -350,7 +350,7 @@ def simulate_ranks(
             whatever it says of COMM actors; default: as the plans estimate.
 
     Raises:
-        ValueError: The number of durations is wrong, or the network's algorithm cannot run there.
+        ValueError: The number of durations is wrong.
         InternalError: The ranks wait for each other for ever.
     """
     local = _local_ns(ranks, durations_ns)

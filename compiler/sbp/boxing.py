@@ -5,8 +5,8 @@ of its own lies in parts of parts: the outer axis cannot move while the inner on
 rows, so that these are gathered first, or the way goes around. All ways are looked at: states are
 the layouts that a tensor can have, of which there are few.
 
-Bytes are what each rank sends in a ring, for p ranks and T bytes of the tensor that the step
-gathers, reduces or exchanges:
+The time of a step is that of its collective (`compiler.contract.placement.AxisLinks`). On one host
+each rank sends, for p ranks and T bytes of the tensor that the step gathers, reduces or exchanges:
 
     P -> B  2 T (p - 1) / p        P -> S, S -> B  T (p - 1) / p
     S(i) -> S(j)  T (p - 1) / p^2  B -> S, B -> P, S -> P  0
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from compiler.contract.errors import InternalError
-from compiler.contract.placement import MeshLinks
+from compiler.contract.placement import AxisLinks, MeshLinks
 from compiler.contract.sbp import (
     BROADCAST,
     Broadcast,
@@ -40,7 +40,6 @@ from compiler.ops.primitives.transfer import (
     ALL_REDUCE,
     ALL_TO_ALL,
     REDUCE_SCATTER,
-    sent_in_ring,
 )
 
 LAUNCH_NS = 500.0
@@ -75,9 +74,9 @@ def cheapest_boxing(
         for axis, new in _steps(type_, words, target, mesh):
             # `count` breaks ties in the order of finding, so that all ranks take the same way.
             size = _gathered_bytes(type_, words, axis, mesh)
-            sent_bytes, messages = _sent(size, words[axis], new, mesh[axis])
+            sent_ns = _sent_ns(wires[axis], size, words[axis], new, mesh[axis])
             is_written = isinstance(new, Partial) and new.by is ReduceOp.SUM
-            later = time + (wires[axis].time_ns(sent_bytes, messages) + LAUNCH_NS)
+            later = time + (sent_ns + LAUNCH_NS)
             later += size / WRITTEN_BYTES_PER_NS if is_written else 0.0
             after = (*words[:axis], new, *words[axis + 1 :])
             if later < best.get(after, float("inf")):
@@ -132,11 +131,11 @@ def _gathered_bytes(type_: TensorType, words: NdSbp, axis: int, mesh: tuple[int,
     return size
 
 
-def _sent(size: float, old: Sbp, new: Sbp, parts: int) -> tuple[float, int]:
-    """Return what each rank sends, and in how many messages."""
+def _sent_ns(wire: AxisLinks, size: float, old: Sbp, new: Sbp, parts: int) -> float:
+    """Return the time of what ranks send each other."""
     # From the whole a slice is cut without a message; a share of a sum is zeros beside it.
-    if parts == 1 or isinstance(old, Broadcast) or isinstance(new, Partial):
-        return 0.0, 0
+    if isinstance(old, Broadcast) or isinstance(new, Partial):
+        return 0.0
     # True is 1: to slices the second op of the pair, to the whole the first.
     ops = (ALL_REDUCE, REDUCE_SCATTER) if isinstance(old, Partial) else (ALL_GATHER, ALL_TO_ALL)
-    return sent_in_ring(ops[isinstance(new, Split)], size, parts)
+    return wire.time_ns(ops[isinstance(new, Split)].name, size, parts)

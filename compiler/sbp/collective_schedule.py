@@ -7,8 +7,8 @@ leaves them alone and lowering obeys them, whatever a rank believes of durations
 parts are uneven, and have other bytes, cut their buckets at the same places.
 
 - *late*: nothing of the batch waits for it, as for gradients. What is made one after the other goes
-  together: a bucket is full with an eighth of all bytes, and with no less than what a ring moves
-  in the time of its messages, below which it would wait longer for messages than for bytes.
+  together: a bucket is full with an eighth of all bytes, and with no less than what an all-reduce
+  moves in the time of its messages, below which it would wait longer for messages than for bytes.
 - *ahead*: a parameter that ranks have parts of is gathered for use. It could begin with the step,
   but all parameters at once are what nobody has memory for: a bucket is gathered while the one
   before it is in use.
@@ -351,8 +351,7 @@ class _TurnChoice:
         size = {i: self.graph.types[self._larger(i)].size_bytes for *_, i in rows}
         groups = [self.graph.nodes[i].attrs.str_("group") for *_, i in rows]
         least = max([self.least.get(group, 0.0) for group in groups], default=0.0)
-        # By an equal share of all bytes, or what a ring needs to be bound by bytes and not
-        # messages.
+        # By an equal share of all bytes, or what is bound by bytes and not messages.
         enough = max(sum(size.values()) / most, least)
         buckets: list[list[int]] = []
         bucket_bytes, last = 0, (False, -2.0)

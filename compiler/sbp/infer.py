@@ -12,11 +12,11 @@ The choice is the same on every rank: it follows from the graph, the mesh and st
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from compiler.contract.attrs import Attrs
 from compiler.contract.errors import CompileError
-from compiler.contract.placement import MeshLink
+from compiler.contract.placement import AxisLinks
 from compiler.contract.sbp import (
     BROADCAST,
     PARTIAL,
@@ -32,6 +32,7 @@ from compiler.graph.columns import local_attrs
 from compiler.graph.graph import Graph, Node, consumers, mark_needed
 from compiler.graph.registry import Types, cost, view
 from compiler.ops.primitives.sources import INPUT, VARIABLE
+from compiler.ops.primitives.transfer import ALL_REDUCE
 from compiler.sbp.boxing import WRITTEN_BYTES_PER_NS, cheapest_boxing
 from compiler.sbp.collective_schedule import awaited_results
 from compiler.sbp.derive import CandidateSignature, call_of, walked_sbp
@@ -145,7 +146,7 @@ class MeshAxis:
     """One axis of the mesh: how many ranks, what joins them, what each computes with."""
 
     parts: int
-    wire: MeshLink
+    wire: AxisLinks
     speed: Speed
     name: str = ""
 
@@ -194,14 +195,13 @@ class SbpSearchProblem:
         return time_ns
 
 
-def _shared(axis: MeshAxis, type_: TensorType) -> MeshLink:
+def _shared(axis: MeshAxis, type_: TensorType) -> AxisLinks:
     """Return what it takes to send a tensor among others of a bucket, which share messages.
 
-    A bucket has as many bytes as a ring moves in the time of its messages, or more.
+    A bucket has as many bytes as move in the time of its messages, or more.
     """
-    full = axis.parts * axis.wire.latency_ns * axis.wire.bytes_per_ns
-    share = min(1.0, type_.size_bytes / full) if full else 1.0
-    return replace(axis.wire, latency_ns=axis.wire.latency_ns * share)
+    full = axis.wire.least_bytes(axis.parts)
+    return axis.wire.with_messages(min(1.0, type_.size_bytes / full) if full else 1.0)
 
 
 def bucketable_values(graph: Graph) -> frozenset[ValueId]:
@@ -312,10 +312,8 @@ def _own_ns(
     time = max(work.flops / speed.flops_per_ns, work.bytes / speed.bytes_per_ns)
     # What a program makes whole is a number per row or column: about as large as the smallest
     # operand. Its messages are what counts.
-    size = min([t.size_bytes for t in local]) * 2 * (parts - 1) / parts
-    # A ring all-reduce: 2 (p - 1) messages, and 2 (p - 1) / p of the bytes.
-    each = size / wire.bytes_per_ns + 2 * (parts - 1) * wire.latency_ns
-    return time + len(way.whole) * each
+    size = min([t.size_bytes for t in local])
+    return time + len(way.whole) * wire.time_ns(ALL_REDUCE.name, size, parts)
 
 
 BEAM = 12

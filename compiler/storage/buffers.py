@@ -22,9 +22,7 @@ from compiler.ops.primitives.shape import COPY
 from compiler.ops.primitives.transfer import (
     ALL_REDUCE,
     ALL_TO_ALL,
-    is_collective,
     is_copy,
-    sent_in_ring,
     value_device,
     value_devices,
 )
@@ -114,11 +112,8 @@ def _meeting_ns(graph: Graph, node: Node, hardware: Hardware) -> float:
     """Return what a collective, or a message, is stated to take: on all ranks the same."""
     num_ranks = node.attrs.int_("num_ranks")
     size = max([graph.types[v].size_bytes for v in (*node.inputs, *node.outputs)])
-    link = hardware.ranks.link(node.attrs.str_("group"))
-    if not is_collective(node.op):
-        return link.time_ns(size, 1)
     size *= num_ranks if node.op is ALL_TO_ALL else 1
-    return link.time_ns(*sent_in_ring(node.op, size, num_ranks))
+    return hardware.ranks.link(node.attrs.str_("group")).time_ns(node.op.name, size, num_ranks)
 
 
 def copy_info(hardware: Hardware, start: int, end: int, type_: TensorType) -> KernelInfo:

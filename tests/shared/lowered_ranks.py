@@ -7,7 +7,7 @@ from dataclasses import replace
 from graphs import made_up
 
 from actors.race.race import check_races
-from compiler.contract.placement import MeshLink, joined
+from compiler.contract.placement import AxisLinks, MeshLink, joined
 from compiler.contract.rank_plans import RankPlans
 from compiler.graph.target import NO_CHOICE, CompileOptions
 from compiler.lowering.lower import lower
@@ -28,9 +28,9 @@ def laid_out(graph, mesh, fixed_words, link=NEAR):
     choices = []
     for axis, name in enumerate(mesh.names):
         earlier = list(zip(mesh.shape, choices, strict=False))
-        mesh_axis = MeshAxis(mesh.shape[axis], MeshLink(), Speed())
+        mesh_axis = MeshAxis(mesh.shape[axis], AxisLinks.alike(MeshLink()), Speed())
         choices.append(choose(graph, earlier, mesh_axis, fixed_words(graph, name)))
-    return SbpAssignment(mesh, (link,) * len(mesh.shape), tuple(choices))
+    return SbpAssignment(mesh, (AxisLinks.alike(link),) * len(mesh.shape), tuple(choices))
 
 
 def graphs_of(graph, layouts):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from rank_graphs import run_ranks
 
-from compiler.contract.placement import Mesh, MeshLink
+from compiler.contract.placement import AxisLinks, Mesh, MeshLink
 from compiler.contract.sbp import BROADCAST, Split, local_slices, parse_sbp
 from compiler.graph.target import CompileOptions
 from compiler.ops.language.define import update
@@ -83,9 +83,9 @@ def laid_out(graph, mesh, split_weights=lambda name: BROADCAST, speed=_SPEED):
     choices = []
     for axis, name in enumerate(mesh.names):
         earlier = list(zip(mesh.shape, choices, strict=False))
-        mesh_axis = MeshAxis(mesh.shape[axis], MeshLink(), speed)
+        mesh_axis = MeshAxis(mesh.shape[axis], AxisLinks.alike(MeshLink()), speed)
         choices.append(choose(graph, earlier, mesh_axis, fixed_words(graph, name, split_weights)))
-    return SbpAssignment(mesh, (MeshLink(),) * len(mesh.shape), tuple(choices))
+    return SbpAssignment(mesh, (AxisLinks.alike(MeshLink()),) * len(mesh.shape), tuple(choices))
 
 
 def part(graph, layouts, value, rank, of=None):

@@ -11,7 +11,7 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from actorflow.compile.targets import HostTarget
-from compiler.contract.placement import MeshLink
+from compiler.contract.placement import AxisLinks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -184,4 +184,4 @@ def many_chains(monkeypatch):
 @pytest.fixture
 def many_buckets(monkeypatch):
     """Plan as if messages between ranks took no time, so that small gradients are many buckets."""
-    monkeypatch.setattr(MeshLink, "least_bytes", lambda link, parts: 0.0)
+    monkeypatch.setattr(AxisLinks, "least_bytes", lambda link, parts: 0.0)

@@ -123,18 +123,6 @@ def peer_operands(op: Op, inputs: Sequence[ValueId], outputs: Sequence[ValueId])
     return [*reads, *(outputs if op is not REDUCE_SCATTER else ())]
 
 
-def sent_in_ring(op: Op, size_bytes: float, num_ranks: int) -> tuple[float, int]:
-    """Return the bytes that each rank of a group sends in a ring, and in how many messages.
-
-    `size_bytes` are those of what the ranks reduce, gather or exchange together: no algorithm sends
-    less (Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
-    """
-    share, around = size_bytes * (num_ranks - 1) / num_ranks, num_ranks - 1
-    if op is ALL_REDUCE:
-        return 2 * share, 2 * around
-    return (share / num_ranks if op is ALL_TO_ALL else share), around
-
-
 def _with_rows(type_: TensorType, axis: int, rows: int) -> TensorType:
     if not 0 <= axis < type_.rank:
         raise OpTypeError(f"needs an axis of {type_}, got {axis}")

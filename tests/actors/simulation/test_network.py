@@ -5,11 +5,11 @@ from math import ceil, log2
 
 import pytest
 import tiers
-from error_texts import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.simulation.costs import ALGORITHMS, Network, Wire, fair_rates, transfers
+from compiler.contract.placement import Hosts, Mesh, MeshLink
 
 FLAT = Network(Wire(2.0, 50.0))
 HOSTS = Network(Wire(2.0, 500.0), per_host=4, inside=Wire(10.0, 10.0))
@@ -92,9 +92,9 @@ def test_an_uplink_that_k_hosts_of_a_rack_send_over_gives_each_a_share(k):
     assert all_reduce_ns(network, 2 * k, size) == pytest.approx(within + across)
 
 
-def test_full_hosts_are_what_a_hierarchy_needs():
-    with raises(ValueError):
-        all_reduce_ns(replace(HOSTS, algorithm="hierarchical"), 10, 1.0)
+def test_a_hierarchy_of_hosts_that_are_not_full_is_a_ring():
+    hierarchy = replace(HOSTS, algorithm="hierarchical")
+    assert all_reduce_ns(hierarchy, 10, 1.0) == all_reduce_ns(HOSTS, 10, 1.0)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -154,8 +154,37 @@ def test_hierarchies_of_groups_take_what_each_host_has_of_them():
     found = transfers(network, "all_reduce", ((0, 1, 4, 5),))[0]
     inside, across = 2 * (50 / 10.0 + 10.0), 2 * (25 / (2.0 / 2) + 500.0)
     assert found.duration_ns(100) == pytest.approx(inside + across)
-    with raises(ValueError):
-        transfers(network, "all_reduce", ((0, 1, 4),))
+
+
+OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+
+
+@st.composite
+def placements(draw):
+    """Return a mesh of two axes with hosts that its groups fill alike, and the ranks of a host."""
+    shape = draw(st.tuples(st.integers(1, 6), st.integers(1, 6)).filter(lambda s: s != (1, 1)))
+    per_host = draw(st.sampled_from([
+        *[n for n in range(1, shape[1] + 1) if shape[1] % n == 0],
+        *[n * shape[1] for n in range(1, shape[0] + 1) if shape[0] % n == 0],
+    ]))  # fmt: skip
+    return Mesh(("data", "model"), shape), per_host
+
+
+@given(placements(), st.sampled_from(OPS), st.floats(1, 1e9), st.sampled_from((0.0, 7.0, 900.0)))
+@settings(max_examples=tiers.examples(40), deadline=None)
+def test_what_the_compiler_prices_is_what_groups_take_that_meet_together(
+    placement, op, size, latency_ns
+):
+    mesh, per_host = placement
+    inside, between = Wire(10.0, latency_ns), Wire(2.0, 500.0)
+    network = Network(between, "hierarchical", per_host, inside)
+    links = [MeshLink(wire.gb_s, wire.latency_ns) for wire in (inside, between)]
+    hosts = Hosts((per_host,), *links)
+    for axis, extent in enumerate(mesh.shape):
+        groups = tuple([group for along, group in mesh.groups() if along == axis])
+        price = hosts.along(mesh, axis).time_ns(op, size, extent)
+        times = [found.duration_ns(size) for found in transfers(network, op, groups)]
+        assert times == pytest.approx([price] * len(groups))
 
 
 @st.composite

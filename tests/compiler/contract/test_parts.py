@@ -8,7 +8,7 @@ from graphs import made_up
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.contract.placement import Mesh, MeshLink, joined
+from compiler.contract.placement import AxisLinks, Mesh, MeshLink, joined
 from compiler.contract.sbp import BROADCAST, Split, is_part, local_slices, shard_slices, splits_of
 from compiler.contract.types import ShardingSpec
 from compiler.graph.graph import GraphBuilder, Output
@@ -87,9 +87,9 @@ def graphs_of(rows, mesh, words):
     for axis, own_words in enumerate(words):
         fixed = {node.outputs[0]: own_words[node.op.name] for node in graph.nodes[:2]}
         earlier = list(zip(mesh.shape, choices, strict=False))
-        own = MeshAxis(mesh.shape[axis], MeshLink(), Speed())
+        own = MeshAxis(mesh.shape[axis], AxisLinks.alike(MeshLink()), Speed())
         choices.append(choose(graph, earlier, own, fixed))
-    layouts = SbpAssignment(mesh, (MeshLink(),) * len(mesh.shape), tuple(choices))
+    layouts = SbpAssignment(mesh, (AxisLinks.alike(MeshLink()),) * len(mesh.shape), tuple(choices))
     return [distribute(graph, layouts, rank) for rank in range(mesh.num_ranks)]
 
 

@@ -4,7 +4,7 @@ import pytest
 from error_texts import raises
 
 from compiler.contract.errors import CompileError
-from compiler.contract.placement import MeshLink
+from compiler.contract.placement import AxisLinks, MeshLink
 from compiler.contract.sbp import BROADCAST, PARTIAL, Split
 from compiler.contract.types import Phase
 from compiler.graph.graph import GraphBuilder, Output, SourceLocation
@@ -16,7 +16,7 @@ from compiler.sbp.infer import MeshAxis, Speed, choose
 
 
 def axis(parts):
-    return MeshAxis(parts, MeshLink(), Speed(), "model")
+    return MeshAxis(parts, AxisLinks.alike(MeshLink()), Speed(), "model")
 
 
 def built(shape, *ops, role=None):

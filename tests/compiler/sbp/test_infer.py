@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from compiler.contract.placement import MeshLink
+from compiler.contract.placement import AxisLinks, MeshLink
 from compiler.contract.sbp import BROADCAST, PARTIAL, Split
 from compiler.graph.graph import GraphBuilder, Output, consumers
 from compiler.ops.families.arithmetic import ADD, EXP, MUL
@@ -25,7 +25,7 @@ from compiler.sbp.infer import (
     enumerate_candidates,
 )
 
-AXIS = MeshAxis(2, MeshLink(bytes_per_ns=1.0, latency_ns=10.0), Speed(50.0, 10.0))
+AXIS = MeshAxis(2, AxisLinks.alike(MeshLink(bytes_per_ns=1.0, latency_ns=10.0)), Speed(50.0, 10.0))
 N = 64
 GRAPHS = int(os.environ.get("ACTORFLOW_TEST_GRAPHS", "100"))
 """How many graphs are held against the best choice there is: 1,000 take a minute."""

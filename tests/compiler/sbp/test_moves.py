@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rank_graphs import parts_of, run_ranks, whole_of
 
-from compiler.contract.placement import Mesh, MeshLink
+from compiler.contract.placement import AxisLinks, Mesh, MeshLink
 from compiler.contract.sbp import BROADCAST, PARTIAL, PARTIAL_MAX, Split, format_sbp
 from compiler.contract.types import DType, TensorType
 from compiler.graph.columns import SbpSignature
@@ -26,7 +26,7 @@ RNG = np.random.default_rng(3)
 
 def layouts_of(mesh, source, target):
     """Return a graph that reads a tensor as `target` which lies as `source`, and its layouts."""
-    wires = (MeshLink(),) * len(mesh.shape)
+    wires = (AxisLinks.alike(MeshLink()),) * len(mesh.shape)
     choices = [
         SbpChoice(
             (before, after),
@@ -106,7 +106,7 @@ def test_a_largest_share_becomes_the_maximum_or_a_part_of_it():
 
 def sent_bytes(type_, source, target, mesh):
     """Return the bytes of the cheapest way, over links whose time is all that counts."""
-    wires = (MeshLink(1e-9, 0.0),) * len(mesh)
+    wires = (AxisLinks.alike(MeshLink(1e-9, 0.0)),) * len(mesh)
     return cheapest_boxing(type_, source, target, mesh, wires)[0] * 1e-9
 
 
@@ -125,7 +125,7 @@ def test_a_rank_sends_what_it_sends_in_a_ring(parts):
 
 def test_what_two_axes_split_alike_is_gathered_before_the_outer_one_moves():
     type_ = TensorType(DType.FLOAT32, (8, 8))
-    _, way = cheapest_boxing(type_, (B, S0), (S0, S0), (2, 2), (MeshLink(), MeshLink()))
+    _, way = cheapest_boxing(type_, (B, S0), (S0, S0), (2, 2), (AxisLinks.alike(MeshLink()),) * 2)
     assert way == ((B, B), (S0, B), (S0, S0))
 
 
