@@ -23,11 +23,11 @@ TORCH_SIGNATURES = (
 """Functions with more parameters, because users call them as torch's."""
 
 BUDGET = {
-    "actorflow": 36_650,
-    "actors": 46_650,
-    "compiler": 32_250,
+    "actorflow": 36_750,
+    "actors": 46_700,
+    "compiler": 32_450,
     "memory": 3_800,
-    "tests": 102_150,
+    "tests": 102_500,
     "benchmarks": 15_800,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> int:
     die_with(int(parent))
     member = init_rank(RankKeys.from_bytes(read_keys_fd(int(fd))))
     try:
+        member.learn_hosts()
         run_script(script, rest)
     except SystemExit as ended:
         if ended.code in _CLEAN:

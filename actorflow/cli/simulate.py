@@ -46,7 +46,7 @@ from actors.simulation.ranks import RanksRun, Spread, simulate_ranks
 from actors.simulation.simulate import SimulatedRun, simulate, time_per_actor
 from compiler.contract.codec import from_json
 from compiler.contract.errors import CompileError
-from compiler.contract.placement import Mesh, MeshLink, RankContext, joined
+from compiler.contract.placement import SINGLE_RANK, Hosts, Mesh, MeshLink, RankContext, on_hosts
 from compiler.contract.plan import Plan
 from compiler.contract.rank_plans import RankPlans, collective_groups
 from compiler.verify.cross_rank import check_same_job, verify_cross_rank, verify_ranks
@@ -55,34 +55,72 @@ if TYPE_CHECKING:
     from actorflow.compile.compiling import JobSpec
 
 
+_HOSTS = Hosts((1,), MeshLink(50.0, 1_000.0), MeshLink(12.5, 5_000.0))
+"""Where nothing is said: a host for each rank."""
+
+
 def add_network_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the network between ranks and of the ranks' speeds."""
     add = parser.add_argument
     add("--devices", type=int, metavar="N", help="ranks (default: those of the plan)")
-    add("--link", type=float, default=12.5, metavar="GB/s",
+    add("--link", type=float, metavar="GB/s",
         help="rate of a host's link each way, shared by its ranks (default 12.5)")  # fmt: skip
-    add("--latency", type=float, default=5.0, metavar="US",
+    add("--latency", type=float, metavar="US",
         help="latency of a message between hosts (default 5)")  # fmt: skip
-    add("--per-host", type=int, default=1, metavar="K", help="ranks per host (default 1)")
-    add("--inside", type=float, default=50.0, metavar="GB/s",
+    add("--per-host", type=int, metavar="K", help="ranks per host (default 1)")
+    add("--inside", type=float, metavar="GB/s",
         help="rate of each rank inside its host (default 50)")  # fmt: skip
-    add("--inside-latency", type=float, default=1.0, metavar="US",
+    add("--inside-latency", type=float, metavar="US",
         help="latency of a message inside a host (default 1)")  # fmt: skip
     add("--per-rack", type=int, default=0, metavar="H",
         help="hosts per rack (default: all hosts at one switch)")  # fmt: skip
     add("--uplink", type=float, metavar="GB/s",
         help="rate of a rack's link each way, shared by its hosts (default: --link)")  # fmt: skip
-    add("--algorithm", choices=ALGORITHMS, default=ALGORITHMS[0], help="kind of all-reduce")
+    add("--algorithm", choices=ALGORITHMS, default="hierarchical",
+        help="kind of all-reduce (default hierarchical: inside hosts, then between them)",
+        )  # fmt: skip
     add("--straggler", type=float, default=1.0, metavar="F", help="one rank is F times as slow")
     add("--spread", type=float, default=0.0, metavar="S",
         help="each rank is exp(S x) times as slow, x normal (default 0: all equally fast)",
         )  # fmt: skip
 
 
+def with_numbers(options: argparse.Namespace, plan: Plan | None = None) -> argparse.Namespace:
+    """Return options with all numbers of hosts and links.
+
+    What is not given is what a plan is for, or a default. Raises CompileError for a plan whose
+    hosts are not alike, where nothing is said of them.
+    """
+    hosts = (plan.hosts if plan else None) or _HOSTS
+    if options.per_host is None and len(hosts.sizes) > 1:
+        raise CompileError(
+            f"plan {plan.name if plan else ''!r} is for hosts of {', '.join(map(str, hosts.sizes))}"
+            " ranks, and those of a simulation are alike; give their ranks as --per-host"
+        )
+    inside, between = hosts.inside, hosts.between
+    numbers = {
+        "per_host": hosts.sizes[0],
+        "inside": inside.bytes_per_ns,
+        "inside_latency": inside.latency_ns / 1e3,
+        "link": between.bytes_per_ns,
+        "latency": between.latency_ns / 1e3,
+    }
+    said = {name: value for name, value in vars(options).items() if value is not None}
+    return argparse.Namespace(**vars(options) | numbers | said)
+
+
 def ranks_of(options: argparse.Namespace) -> RankContext:
-    """Return the ranks that a plan is asked for, and the links that its buckets are cut for."""
-    link = MeshLink(options.link, options.latency * 1e3)
-    return joined(Mesh(("data",), (options.devices or 1,)), link)
+    """Return the ranks that a plan is asked for, on hosts and links that it is made for.
+
+    Without a number of devices only the hosts: the ranks are those of the job's mesh.
+    """
+    options = with_numbers(options)
+    inside = MeshLink(options.inside, options.inside_latency * 1e3)
+    between = MeshLink(options.link, options.latency * 1e3)
+    hosts = Hosts((options.per_host,), inside, between)
+    if options.devices is None:
+        return replace(SINGLE_RANK, hosts=hosts)
+    return on_hosts(Mesh(("data",), (options.devices,)), hosts)
 
 
 def spread_of(options: argparse.Namespace) -> Spread:
@@ -90,14 +128,9 @@ def spread_of(options: argparse.Namespace) -> Spread:
     return Spread(options.straggler, options.spread)
 
 
-def network_of(options: argparse.Namespace, num_ranks: int) -> Network:
-    """Return what joins the ranks. Raises CompileError where the algorithm cannot run there."""
+def network_of(options: argparse.Namespace) -> Network:
+    """Return what joins the ranks."""
     link, inside = options.latency * 1e3, options.inside_latency * 1e3
-    if options.algorithm == "hierarchical" and num_ranks % options.per_host:
-        raise CompileError(
-            f"--algorithm hierarchical needs full hosts, and {num_ranks} devices do not fill hosts"
-            f" of {options.per_host}; choose --devices or --per-host, or another algorithm"
-        )
     return Network(
         Wire(options.link, link),
         options.algorithm,
@@ -302,6 +335,7 @@ def run(plan: Plan, options: argparse.Namespace, job_spec: JobSpec | None = None
         CompileError: An option has a value that means nothing, or the plan's ranks never meet.
         OSError: The trace cannot be written.
     """
+    options = with_numbers(options, plan)
     devices = _devices(plan, options)
     _check(plan, devices, options)
     prices, host, machine = None, None, None
@@ -325,7 +359,7 @@ def run(plan: Plan, options: argparse.Namespace, job_spec: JobSpec | None = None
         ranks = simulate_ranks(
             plans,
             options.steps,
-            network=network_of(options, devices),
+            network=network_of(options),
             spread=spread_of(options),
             jitter=options.jitter,
             seed=options.seed,
@@ -363,7 +397,7 @@ def check_options(options: argparse.Namespace) -> None:
     for name, value, rule, is_good in expected:
         if not is_good:
             raise CompileError(f"{name} must be {rule}, got {value}")
-    check_network(options)
+    check_network(with_numbers(options))
 
 
 def _check(plan: Plan, devices: int, options: argparse.Namespace) -> None:

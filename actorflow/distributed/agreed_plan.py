@@ -64,7 +64,8 @@ def digest_of_job(job_spec: JobSpec) -> str:
     """Return a digest of all that ranks must have in common, before any of them compiles."""
     graphs = [hash_graph(g) for g in (job_spec.graph, job_spec.evaluation) if g is not None]
     options = [row for row in job_spec.options.recorded() if row[0] not in _NO_MATTER]
-    parts = [job_spec.options.name, str(job_spec.hardware.ranks.mesh), *graphs, repr(options)]
+    ranks = job_spec.hardware.ranks
+    parts = [job_spec.options.name, str(ranks.mesh), str(ranks.hosts), *graphs, repr(options)]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 
@@ -95,7 +96,9 @@ def raise_first_difference(
 
 def _said(job_spec: JobSpec) -> Iterator[Said]:
     """Yield what was said, in the order in which it is to be compared."""
-    yield "mesh=", str(job_spec.hardware.ranks.mesh) or "none"
+    ranks = job_spec.hardware.ranks
+    yield "mesh=", str(ranks.mesh) or "none"
+    yield "the link between hosts (ACTORFLOW_LINK)", str(ranks.hosts and ranks.hosts.between)
     yield from _of_optimizer(job_spec.job)
     for field in fields(JobOptions):
         if field.name not in (*_NO_MATTER, "mesh"):

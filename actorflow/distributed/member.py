@@ -287,12 +287,14 @@ class RankClient:
         rank: which one this is, from 0.
         num_ranks: how many there are.
         host: the name of its host, "" where all ranks run on one.
+        hosts: the names of all ranks' hosts, by rank; none where all run on one.
         epoch: how often the ranks of the job were started, this time counted.
     """
 
     def __init__(self, keys: RankKeys) -> None:
         self.rank, self.num_ranks = keys.rank, keys.num_ranks
         self.host, self.epoch = keys.host, keys.epoch
+        self.hosts: tuple[str, ...] = ()
         self._wait_s = keys.wait_s
         self._pid = os.getpid()
         # Guards a meeting from its number to its answer: two threads of a rank never meet at once.
@@ -350,6 +352,15 @@ class RankClient:
                 # was interrupted.
                 if reply is not None and reply.number == number:
                     return [cast("PlainValue", from_msgpack(one)) for one in reply.values]
+
+    def learn_hosts(self) -> None:
+        """Learn the hosts of all ranks, which all call this before their scripts begin.
+
+        So whoever compiles a plan alone asks nobody. Raises what `all_gather_object` raises.
+        """
+        if self.host:
+            hosts = self.all_gather_object("know the hosts of all ranks", self.host)
+            self.hosts = tuple([str(host) for host in hosts])
 
     def begin_run(self, run: DistributedRun) -> None:
         """Meet the others for a run, and number it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,6 +98,11 @@ class ProcessGroup:
         """Whether there are no others."""
         return self is SINGLE_PROCESS
 
+    @property
+    def host_sizes(self) -> tuple[int, ...]:
+        """How many ranks each host has, in their order; () where all are on one."""
+        return sizes_of_hosts(self.member.hosts if self.member else ())
+
     def all_gather_object(self, name: str, value: PlainValue) -> list[PlainValue]:
         """Return the values of all ranks, by rank; as `AllGatherObject`."""
         return self._gather(name, value)
@@ -146,6 +151,23 @@ class ProcessGroup:
         return NcclCommunicator(
             self.rank, plan.mesh, self.all_gather_object, gpu, deadline_s=wait_s
         )
+
+
+def sizes_of_hosts(hosts: Sequence[str]) -> tuple[int, ...]:
+    """Return how many ranks each host has, by the names of the ranks' hosts.
+
+    Raises CompileError where a host has not ranks that follow each other.
+    """
+    runs = [(name, len(list(ranks))) for name, ranks in groupby(hosts)]
+    names = [name for name, _ in runs]
+    for name in names:
+        if names.count(name) > 1:
+            ranks = [rank for rank, host in enumerate(hosts) if host == name]
+            raise CompileError(
+                f"host {name!r} has ranks {', '.join(map(str, ranks))}, and others in between are"
+                " on other hosts; number the ranks host by host"
+            )
+    return tuple([size for _, size in runs])
 
 
 SINGLE_PROCESS = ProcessGroup(0, lambda name, value: [value])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pathlib import Path
 from actorflow.environment.option_values import parse_bytes
 from compiler.contract.errors import ActorflowError
 from compiler.contract.files import user_path
-from compiler.contract.placement import HOST, Device, distinct_devices
+from compiler.contract.placement import BETWEEN_HOSTS, HOST, Device, MeshLink, distinct_devices
 
 __version__ = "0.1.0"
 _PREFIX = "ACTORFLOW_"
@@ -27,6 +28,7 @@ _EMULATED_GPUS = 8
 """As many as there are in one machine, as a rule."""
 MOST_SECONDS = 1e8
 """Of a time that is set: three years, whose count in nanoseconds is below 2**63."""
+_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -82,6 +84,12 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
         "number of this host, from 0, for 'actorflow launch --hosts'",
     ),
     EnvVar("ACTORFLOW_KEY_FILE", "", "file with the secret of 'actorflow launch --hosts'"),
+    EnvVar(
+        "ACTORFLOW_LINK",
+        "1.25:30",
+        "link of each host to the others, GB/s each way and us a message, that layouts are chosen"
+        " by; the same on all hosts",
+    ),
     EnvVar("ACTORFLOW_SIM_SEED", "0", "seed of the delays of simulated devices"),
     EnvVar(
         "ACTORFLOW_GPU", "the one present", "GPU that jobs on cuda are planned for, such as h200"
@@ -109,7 +117,8 @@ class Settings:
 
     `log_level` is a name that `logging` knows ("WARNING"). `cache` is None if the plan cache is
     off, `threads` is None for all cores, `stall_seconds` is 0 for never, `rank_seconds` is 0 for
-    ever, `host_index` is None for what a scheduler says, `gpu` is empty for the one that is here,
+    ever, `host_index` is None for what a scheduler says, `link` is that of a host to the others,
+    `gpu` is empty for the one that is here,
     `emulated_gpus` is 0 where the host acts none, `cudnn` is None for where it is installed.
     `warnings` are texts for the user: unknown names, and a cache that has no place.
     """
@@ -132,6 +141,7 @@ class Settings:
     rank_seconds: float = 600.0
     host_index: int | None = None
     key_file: Path | None = None
+    link: MeshLink = BETWEEN_HOSTS
     sim_seed: int = 0
     warnings: tuple[str, ...] = ()
 
@@ -176,6 +186,7 @@ class Settings:
             ),
             host_index=_index(environ, "ACTORFLOW_HOST_INDEX"),
             key_file=_path(environ, "ACTORFLOW_KEY_FILE"),
+            link=_link(environ, "ACTORFLOW_LINK"),
             sim_seed=_seed(environ, "ACTORFLOW_SIM_SEED"),
             warnings=tuple(warnings),
         )
@@ -322,6 +333,21 @@ def _seed(environ: Mapping[str, str], name: str) -> int:
     if value.isascii() and value.isdigit():
         return int(value)
     raise SettingsError(f"{name}: expected an integer from 0 up, came {environ[name]!r}")
+
+
+def _link(environ: Mapping[str, str], name: str) -> MeshLink:
+    value = environ.get(name, "").strip()
+    if not value:
+        return BETWEEN_HOSTS
+    rate, _, latency = value.partition(":")
+    # `float` alone would take "inf", "1_0" and digits of other scripts.
+    if all([_NUMBER.fullmatch(number) for number in (rate, latency)]):
+        link = MeshLink(float(rate), float(latency) * 1e3)
+        if link.is_possible:
+            return link
+    raise SettingsError(
+        f"{name}: expected GB/s above 0 and us from 0 up, as 1.25:30, came {environ[name]!r}"
+    )
 
 
 def _seconds(environ: Mapping[str, str], name: str, default: str, zero: str) -> float:

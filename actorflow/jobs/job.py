@@ -64,9 +64,11 @@ from compiler.contract.placement import (
     SINGLE_RANK_MESH,
     Device,
     DeviceKind,
+    Hosts,
     Mesh,
     RankContext,
     joined,
+    on_hosts,
 )
 from compiler.contract.plan import Plan
 from compiler.contract.types import TensorType
@@ -403,13 +405,20 @@ class Job:
         context = CAPTURING.get()
         if context is not None and context.count > 1:
             return context
+        is_launched = context is None and "RANK" in os.environ and self.mesh.num_ranks > 1
+        group = self._group() if is_launched else None
         if rank is None:
-            is_launched = context is None and "RANK" in os.environ and self.mesh.num_ranks > 1
-            rank = self._group().rank if is_launched else (context or SINGLE_RANK).rank
+            rank = group.rank if group else (context or SINGLE_RANK).rank
         check_rank(rank, self.mesh)
+        if context is not None and context.hosts is not None:
+            return on_hosts(self.mesh, context.hosts, rank)
         kinds = {device.kind for device in self.devices} if self.mesh.num_ranks > 1 else ()
         link = BETWEEN_GPUS if kinds == {DeviceKind.CUDA} else INSIDE_A_HOST
-        return joined(self.mesh, link, rank)
+        sizes = group.host_sizes if group else ()
+        if not sizes:
+            return joined(self.mesh, link, rank)
+        between = Settings.from_env(os.environ).link
+        return on_hosts(self.mesh, Hosts(sizes, link, between), rank)
 
     @property
     def devices(self) -> tuple[Device, ...]:

@@ -48,7 +48,8 @@ class PlanCaptured(BaseException):
 CAPTURING: ContextVar[RankContext | None] = ContextVar("actorflow_capturing", default=None)
 """The ranks of the plan that is asked for; None where a `fit` is to run.
 
-Where that is one, ranks are those of the job's mesh, and its `rank` says whose plan of them.
+Where that is one, ranks are those of the job's mesh; its `rank` says whose plan of them, and its
+`hosts` what they are on.
 """
 
 

@@ -29,7 +29,7 @@ from compiler.contract.codec import (
 )
 from compiler.contract.errors import InternalError, PlanFormatError
 from compiler.contract.files import read_regular, user_path
-from compiler.contract.placement import Mesh, mesh_of
+from compiler.contract.placement import Hosts, Mesh, hosts_of, mesh_of
 from compiler.contract.plan_tables import (
     PORTED,
     Actor,
@@ -153,6 +153,11 @@ class Plan:
     def mesh(self) -> Mesh:
         """The ranks that train together, of which some have this plan."""
         return mesh_of(self.option("mesh", ()))
+
+    @property
+    def hosts(self) -> Hosts | None:
+        """The hosts of these ranks and what joins them; None where all are on one."""
+        return hosts_of(self.option("hosts", ()))
 
     @property
     def batches_per_step(self) -> int:
@@ -326,6 +331,7 @@ def check_references(plan: Plan) -> None:
         check_references(inner.plan)
     _check_ids(plan)
     mesh_of(plan.option("mesh", ()))
+    hosts_of(plan.option("hosts", ()))
     for index, register in enumerate(plan.registers):
         _check_register(plan, index, register)
     for index, view in enumerate(plan.views):

@@ -23,6 +23,7 @@ from compiler.contract.placement import (
     SHARED,
     SINGLE_RANK,
     Device,
+    HostsRecord,
     Place,
     RankContext,
     StreamRole,
@@ -317,7 +318,7 @@ GRAD_NORM = "grad_norm"
 
 _IF_GIVEN = (
     "waits_for_listener", "gpu", "deterministic", "clip_norm", "clip_value", "losses", "mesh",
-    "zero",
+    "hosts", "zero",
 )  # fmt: skip
 """Options that are recorded only where they are given, as most plans have none."""
 
@@ -360,8 +361,9 @@ class CompileOptions:
     as the graph says too. `metrics_every`: steps whose outputs reach the metrics sink in one
     firing; with `waits_for_listener` no step begins before the sink has handed them on.
     `devices`: what the plan runs on, in order; a node's device is a number into them.
-    `mesh`: the axes of the ranks that train together, by name and extent; none for one rank; they
-    and the devices are those of the hardware, whatever is said here. `zero`: whether parameters and
+    `mesh`: the axes of the ranks that train together, by name and extent; none for one rank.
+    `hosts`: the sizes and links of the hosts of these ranks; none for one host. These and the
+    devices are those of the hardware, whatever is said here. `zero`: whether parameters and
     the optimizer's state lie in parts on the ranks that have different rows of a batch.
     `num_streams`: compute streams of a device. After every `evaluate_every` steps come
     `evaluate_batches` of the graph that evaluates; 0: never. `memory_budget`: bytes the device's
@@ -389,6 +391,7 @@ class CompileOptions:
     devices: tuple[str, ...] = ("host:0",)
     num_streams: int = 1
     mesh: tuple[tuple[str, int], ...] = ()
+    hosts: HostsRecord | tuple[()] = ()
     zero: bool = False
     evaluate_every: int = 0
     evaluate_batches: int = 0

@@ -537,7 +537,9 @@ def _steps(options: CompileOptions) -> tuple[Pass, ...]:
 def _completed(options: CompileOptions, hardware: Hardware) -> CompileOptions:
     """Return options with what the hardware says of devices and ranks."""
     devices = tuple([str(device) for device in hardware.devices])
-    return replace(options, devices=devices, mesh=hardware.ranks.mesh.axes)
+    ranks = hardware.ranks
+    hosts = () if ranks.hosts is None else ranks.hosts.record
+    return replace(options, devices=devices, mesh=ranks.mesh.axes, hosts=hosts)
 
 
 def _parted(steps: Sequence[Pass]) -> tuple[Sequence[Pass], ...]:

@@ -98,6 +98,11 @@ def _check_options(ranks: RankPlans) -> None:
                 f"the plan of rank {rank} is for a mesh of {plan.mesh}, and the ranks are a mesh of"
                 f" {ranks.mesh}; compile the job for this mesh"
             )
+        if plan.hosts != first.hosts:
+            raise CompileError(
+                f"the plan of rank {rank} is for {plan.hosts or 'one host'}, that of rank 0 for"
+                f" {first.hosts or 'one host'}; compile the job anew on all ranks"
+            )
         if plan.name != first.name:
             raise CompileError(
                 f"rank {rank} runs job {plan.name!r} where rank 0 runs job {first.name!r}; {_MEND}"

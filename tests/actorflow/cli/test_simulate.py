@@ -113,10 +113,24 @@ def test_the_uplink_of_racks_that_there_are_not_is_refused():
     cli_simulate.check_options(parsed("--uplink", "3", "--per-rack", "2"))
 
 
-def test_a_hierarchy_of_hosts_that_are_not_full_is_refused(plan):
-    options = parsed("--devices", "10", "--per-host", "4", "--algorithm", "hierarchical")
+def test_a_hierarchy_of_hosts_that_are_not_full_is_a_ring(plan, capsys):
+    asked = ("--devices", "10", "--per-host", "4")
+    job = with_all_reduce(plan)
+    ring = report(capsys, job, *asked, "--algorithm", "ring")["ranks"]
+    assert report(capsys, job, *asked)["ranks"] == ring
+
+
+def test_a_plan_of_several_hosts_is_simulated_on_these_where_nothing_else_is_said(plan, capsys):
+    far = ("hosts", ((2,), (50.0, 1_000.0), (0.001, 0.0)))
+    job = on_mesh(with_all_reduce(plan), data=4)
+    found = report(capsys, replace(job, options=(*job.options, far)))["ranks"]
+    asked = ("--per-host", "2", "--link", "0.001", "--latency", "0")
+    assert found == report(capsys, job, *asked)["ranks"] != report(capsys, job)["ranks"]
+    unlike = ("hosts", ((3, 1), *far[1][1:]))
+    job = replace(job, options=(*job.options, unlike))
     with raises(CompileError):
-        cli_simulate.run(with_all_reduce(plan), options)
+        cli_simulate.run(job, parsed())
+    assert report(capsys, job, "--per-host", "2")["ranks"]["devices"] == 4
 
 
 def test_hosts_racks_and_their_links_are_what_the_options_say(plan, capsys):

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,15 +14,18 @@ import actorflow as af
 from actorflow import nn
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.data import ArraySource, DataError
+from actorflow.distributed import member as member_module
 from actorflow.distributed.process_group import (
     SINGLE_PROCESS,
     ProcessGroup,
     check_same_data,
     check_same_plan,
+    sizes_of_hosts,
 )
 from actorflow.environment.settings import Settings
 from actorflow.tensor.initial_values import initial_values
 from compiler.contract.errors import CompileError, DeviceError, InternalError
+from compiler.contract.placement import INSIDE_A_HOST, Hosts, MeshLink, joined
 from compiler.contract.types import DType, ShardingSpec, TensorType
 from compiler.pipeline.printer import summarise
 
@@ -105,6 +109,34 @@ def test_fit_comes_to_whole_variables_on_all_ranks(plan, expected):
     for result, variables in on_ranks(one):
         assert_whole(result, expected)
         assert_whole(variables, expected)
+
+
+def test_hosts_have_ranks_that_follow_each_other():
+    assert sizes_of_hosts(("a", "a", "b")) == (2, 1)
+    assert sizes_of_hosts(()) == ()
+    with raises(CompileError):
+        sizes_of_hosts(("a", "b", "a"))
+
+
+def test_a_job_is_compiled_for_the_hosts_of_its_launched_ranks(monkeypatch):
+    members = SimpleNamespace(rank=2, num_ranks=3, hosts=("a", "a", "b"), all_gather_object=None)
+    monkeypatch.setattr(member_module, "_given", [members])
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("ACTORFLOW_LINK", "12.5:5")
+    job = af.job(train=False, mesh=af.Mesh(data=3))(lambda model, batch: model(batch.x))
+    ranks = job.ranks()
+    assert (ranks.rank, ranks.hosts) == (2, Hosts((2, 1), INSIDE_A_HOST, MeshLink(12.5, 5_000.0)))
+    members.hosts = ()
+    assert job.ranks() == joined(job.mesh, INSIDE_A_HOST, 2)
+
+
+def test_the_plan_of_a_rank_tells_which_hosts_it_is_for(plan):
+    hosts = ("hosts", ((1,), (10.0, 1e4), (1.25, 3e4)))
+    one = replace(of_two(plan), options=(*of_two(plan).options, hosts))
+    assert (
+        "mesh data=2 on several hosts (1 ranks a host; 10 GB/s and 10 us a message inside,"
+        " 1.25 GB/s and 30 us a message between hosts), which has"
+    ) in summarise(one)[1]
 
 
 def test_the_plan_of_a_rank_tells_what_it_has_of_the_whole(plan):

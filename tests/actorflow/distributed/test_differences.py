@@ -1,6 +1,7 @@
 """Ranks that do not run the same job are told what differs first, in the words of the user."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,11 +10,14 @@ from rank_threads import RankThreads
 import actorflow as af
 from actorflow import nn
 from actorflow.checkpoint.errors import Every
+from actorflow.distributed import agreed_plan
 from actorflow.distributed.process_group import ProcessGroup
 from actorflow.options.run_spec import PlanOptions
 from compiler.contract.errors import CompileError
+from compiler.contract.placement import BETWEEN_HOSTS, INSIDE_A_HOST, Hosts, MeshLink, on_hosts
 
 X = np.ones((24, 8), np.float32)
+X_TYPE = af.TensorType(af.DType.FLOAT32, (6, 8))
 CHOSEN = {"rate": 0.1, "width": 4, "rows": 6, "p": 0.1, "act": af.relu, "every": 10, "more": None}
 
 
@@ -38,10 +42,40 @@ def asked_on(rank, chosen):
     return job, job._spec(Net(said["width"]), data, call, job.ranks(rank))
 
 
+def on_two_hosts(rank, link):
+    """Return what a rank asks for whose host has a link of its own to the others."""
+    job, asked = asked_on(rank, {})
+    mesh, hosts = af.Mesh(data=2), Hosts((1,), INSIDE_A_HOST, link)
+    hardware = replace(asked.hardware, ranks=on_hosts(mesh, hosts, rank))
+    return job, replace(asked, hardware=hardware)
+
+
+def test_a_link_between_hosts_that_one_rank_has_otherwise_is_told_by_its_variable():
+    links = (BETWEEN_HOSTS, MeshLink(12.5, 5_000.0))
+    errors = refused([on_two_hosts(rank, link) for rank, link in enumerate(links)])
+    assert (
+        "the link between hosts (ACTORFLOW_LINK) is 12.5 GB/s and 5 us a message on rank 1 and"
+        " 1.25 GB/s and 30 us a message on rank 0"
+    ) in errors[0]
+
+
+def test_ranks_on_two_hosts_with_equal_parts_of_the_work_have_one_plan():
+    asked = [on_two_hosts(rank, BETWEEN_HOSTS)[1] for rank in range(2)]
+    assert agreed_plan._own_class(asked[0])[0] == agreed_plan._own_class(asked[1])[0]
+    ranks = agreed_plan.plans_of_classes(asked[0])
+    assert ranks.class_of == (0, 0)
+    assert ranks.plans[0].hosts == Hosts((1,), INSIDE_A_HOST, BETWEEN_HOSTS)
+    assert asked_on(0, {})[0].compile(Net(4), {"x": X_TYPE}).hosts is None
+
+
 def refusal(**chosen):
     """Return what both ranks are told where the second has chosen other than the first."""
+    return refused([asked_on(rank, chosen if rank else {}) for rank in range(2)])
+
+
+def refused(request):
+    """Return what both ranks are told that ask for other things."""
     ranks, errors = RankThreads(2), []
-    request = [asked_on(rank, chosen if rank else {}) for rank in range(2)]
 
     def one(rank):
         job, wanted = request[rank]

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 from error_texts import raises
-from ranks_in_process import Served
+from ranks_in_process import Served, at_once
 
 from actorflow.distributed import member as member_module
 from actorflow.distributed.agreement import WINDOW_STEPS
@@ -295,6 +295,24 @@ def test_a_process_becomes_a_rank_once(served, monkeypatch, num_ranks):
     with raises(InternalError):
         init_rank(job.coordinator.keys(0))
     made.leave()
+
+
+def test_ranks_of_several_hosts_learn_which_is_where(served):
+    job = served(3)
+    places = zip(range(3), ("a", "a", "b"), strict=True)
+    keys = [replace(job.coordinator.keys(rank), host=host) for rank, host in places]
+    members = [RankClient(one) for one in keys]
+    at_once(*[member.learn_hosts for member in members])
+    assert [member.hosts for member in members] == [("a", "a", "b")] * 3
+    for member in members:
+        member._link.close()
+
+
+def test_a_rank_of_one_host_asks_nobody_for_hosts(served):
+    member = RankClient(served(2).coordinator.keys(0))
+    member.learn_hosts()
+    assert member.hosts == ()
+    member._link.close()
 
 
 # The link

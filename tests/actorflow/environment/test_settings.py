@@ -6,7 +6,7 @@ import pytest
 from error_texts import raises
 
 from actorflow.environment.settings import ENVIRONMENT, Settings, SettingsError, environment_table
-from compiler.contract.placement import Device, DeviceKind
+from compiler.contract.placement import Device, DeviceKind, MeshLink
 
 HOME = {"HOME": "/home/ann"}
 
@@ -34,6 +34,7 @@ def test_every_variable_is_read():
             "ACTORFLOW_RANK_SECONDS": "30",
             "ACTORFLOW_HOST_INDEX": " 2 ",
             "ACTORFLOW_KEY_FILE": "~/key",
+            "ACTORFLOW_LINK": "12.5:5",
             "ACTORFLOW_SIM_SEED": "7",
             **HOME,
         }
@@ -54,6 +55,7 @@ def test_every_variable_is_read():
         rank_seconds=30.0,
         host_index=2,
         key_file=Path("/home/ann/key"),
+        link=MeshLink(12.5, 5_000.0),
         sim_seed=7,
     )
 
@@ -64,6 +66,7 @@ def test_each_variable_of_the_table_is_known_and_changes_something():
         "ACTORFLOW_CUDA": "emulated",
         "ACTORFLOW_LOG": "error",
         "ACTORFLOW_NATIVE": "0",
+        "ACTORFLOW_LINK": "10:0",
     }
     for variable in ENVIRONMENT:
         changed = Settings.from_env({**HOME, variable.name: values.get(variable.name, "1")})
@@ -135,6 +138,10 @@ def test_flags_that_are_false(text):
         ("ACTORFLOW_STALL_SECONDS", "1min"),
         *[("ACTORFLOW_CACHE_SIZE", value) for value in ("0", "1 EB", "-1", "nan", "off")],
         ("ACTORFLOW_SIM_SEED", "-1"),
+        *[
+            ("ACTORFLOW_LINK", value)
+            for value in ("10", "10:", ":5", "0:5", "10:-5", "inf:5", "1e3:5", "10:5:1", "10,5")
+        ],
     ],
 )
 def test_a_value_that_means_nothing_names_variable_value_and_choice(name, value):

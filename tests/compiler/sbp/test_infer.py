@@ -70,13 +70,13 @@ def cost_of(graph, ways, own_ns):
     return total
 
 
-def move_ns(graph, value, word, need):
-    return cheapest_boxing(graph.types[value], (word,), (need,), (AXIS.parts,), (AXIS.wire,))[0]
+def move_ns(graph, value, word, need, axis=AXIS):
+    return cheapest_boxing(graph.types[value], (word,), (need,), (axis.parts,), (axis.wire,))[0]
 
 
-def problem_of(graph, fixed):
+def problem_of(graph, fixed, axis=AXIS):
     problem = SbpSearchProblem(
-        graph, graph.types, AXIS, fixed, (), bundled=bucketable_values(graph)
+        graph, graph.types, axis, fixed, (), bundled=bucketable_values(graph)
     )
     enumerate_candidates(problem)
     return problem

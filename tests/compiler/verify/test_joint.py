@@ -132,6 +132,8 @@ def test_a_foreign_plan_is_named():
     refused(PAIR, (GOOD, held), None, CompileError)
     meant = replace(GOOD, options=(("mesh", (("data", 3),)),))
     refused(PAIR, (meant,), (0, 0), CompileError)
+    apart = replace(GOOD, options=(("hosts", ((1,), (10.0, 0.0), (1.0, 5.0))),))
+    refused(PAIR, (GOOD, apart), None, CompileError)
 
 
 def test_plans_of_one_job_that_do_not_fit_are_no_fault_of_the_user():
