@@ -24,10 +24,10 @@ TORCH_SIGNATURES = (
 
 BUDGET = {
     "actorflow": 36_750,
-    "actors": 46_700,
+    "actors": 46_850,
     "compiler": 32_450,
     "memory": 3_800,
-    "tests": 102_500,
+    "tests": 102_550,
     "benchmarks": 15_800,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

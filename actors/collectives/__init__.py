@@ -5,6 +5,7 @@ check that they will meet for the same; from then on a launch of a collective is
 which waits for the other ranks and reads and writes their memory.
 
 - `handshake`      what ranks compare beforehand, and which bytes of a `Collective` go where.
+- `sum_order`      the tree by which a sum is added, whatever hosts its ranks are on.
 - `segments`       memory that processes share, the board of a rank, the functions of meet.c.
 - `shared_memory`  a rank's end of the transport: `Communicator` of `actors.machine.protocol`.
 - `meet.c`         the meeting itself: arrivals, sums, copies, and who sleeps or gives up.

@@ -10,8 +10,9 @@
  * arrival than the one between, and all have read by then. Larger operands are worked on where they
  * lie, between an arrival that says that they are there and one that says that all is done.
  *
- * Every element of a sum is added in the order of ranks, halves in float32, so that all ranks have
- * the same bits whoever adds.
+ * Every element of a sum is added in one order, a binary tree over the places of a group, halves in
+ * float32. So all ranks have the same bits whoever adds; and a host can add what its own ranks have
+ * below one node of the tree before anything crosses to another host, with these bits, too.
  */
 #define _GNU_SOURCE
 #include "af_math.h"
@@ -69,6 +70,7 @@ typedef struct {
     char *const *const *inputs_of;  /* of each rank, by row: the operand that others read */
     char *const *const *outputs_of; /* and what they write */
     const af_region *regions;       /* of MOVE one per rank, else one */
+    const int32_t *order;           /* of a sum: see `af_reduce` */
 } af_meeting;
 
 /* -- arriving ---------------------------------------------------------------------------------- */
@@ -180,7 +182,13 @@ static int32_t arrive(const af_meeting *m) {
  * another instruction, which takes half as long again. */
 #define BLOCK 512
 
-typedef void (*af_reduce)(char *const *to, int64_t num_to, char *const *from, int64_t num_from,
+/* `order` is a sum over `from` as the steps of a stack of blocks: a number puts that operand on top, with
+ * AS_SUM one that is a sum already, not rounded yet; JOIN adds the top to what lies below it; END ends it.
+ * It leaves the sum in all of `to`; with `num_to` 0 in the first, in the type that is added. */
+enum { END = -2, JOIN = -1, AS_SUM = 1 << 16 };
+#define MAX_DEPTH 19 /* of a tree over 2^16 places, and two */
+
+typedef void (*af_reduce)(char *const *to, int64_t num_to, char *const *from, const int32_t *order,
                           int64_t count, int64_t by);
 
 #define EACH(EXPRESSION)                                   \
@@ -217,32 +225,72 @@ typedef void (*af_reduce)(char *const *to, int64_t num_to, char *const *from, in
             first[start] = second[start] = WRITE(ADD(READ(x[start]), READ(y[start])));         \
     }
 
-#define REDUCE(NAME, T, SUM_T, READ, WRITE, ADD, MAX, MIN)                                     \
-    SUM_OF_TWO(NAME##_of_two, T, READ, WRITE, ADD)                                             \
-    static void NAME(char *const *to, int64_t num_to, char *const *from, int64_t num_from,     \
-                     int64_t num_elements, int64_t by) {                                       \
-        if (num_from == 2 && num_to <= 2 && by == BY_SUM) {                                    \
-            NAME##_of_two(to, num_to, from, num_elements);                                     \
-            return;                                                                            \
-        }                                                                                      \
-        SUM_T sum[BLOCK];                                                                      \
-        for (int64_t start = 0; start < num_elements; start += BLOCK) {                        \
-            const int64_t left = num_elements - start, count = left < BLOCK ? left : BLOCK;    \
-            const T *x = (const T *)from[0] + start;                                           \
-            for (int64_t i = 0; i < count; i++) sum[i] = READ(x[i]);                           \
-            for (int64_t rank = 1; rank < num_from; rank++) {                                  \
-                x = (const T *)from[rank] + start;                                             \
-                switch (by) {                                                                  \
-                case BY_MAX: EACH(SUM_T y = READ(x[i]); sum[i] = MAX(sum[i], y));              \
-                case BY_MIN: EACH(SUM_T y = READ(x[i]); sum[i] = MIN(sum[i], y));              \
-                default: EACH(SUM_T y = READ(x[i]); sum[i] = ADD(sum[i], y));                  \
-                }                                                                              \
-            }                                                                                  \
-            T *first = (T *)to[0] + start;                                                     \
-            for (int64_t i = 0; i < count; i++) first[i] = WRITE(sum[i]);                      \
-            for (int64_t rank = 1; rank < num_to; rank++)                                      \
-                memcpy((T *)to[rank] + start, first, (size_t)count * sizeof(T));               \
-        }                                                                                      \
+static int is_of_two(const int32_t *order) {
+    return order[0] == 0 && order[1] == 1 && order[2] == JOIN && order[3] == END;
+}
+
+#define COMBINE(TO, T, A, B, ADD, MAX, MIN)                 \
+    switch (by) {                                           \
+    case BY_MAX: EACH(T a = A; T b = B; TO[i] = MAX(a, b)); \
+    case BY_MIN: EACH(T a = A; T b = B; TO[i] = MIN(a, b)); \
+    default: EACH(T a = A; T b = B; TO[i] = ADD(a, b));     \
+    }
+
+/* Two operands that meet first are added as they are read, and so is one that joins what is there. */
+#define REDUCE(NAME, T, SUM_T, READ, WRITE, ADD, MAX, MIN)                                       \
+    SUM_OF_TWO(NAME##_of_two, T, READ, WRITE, ADD)                                               \
+    static void NAME(char *const *to, int64_t num_to, char *const *from, const int32_t *order,   \
+                     int64_t num_elements, int64_t by) {                                         \
+        if ((num_to == 1 || num_to == 2) && by == BY_SUM && is_of_two(order)) {                  \
+            NAME##_of_two(to, num_to, from, num_elements);                                       \
+            return;                                                                              \
+        }                                                                                        \
+        SUM_T sums[MAX_DEPTH][BLOCK];                                                            \
+        for (int64_t start = 0; start < num_elements; start += BLOCK) {                          \
+            const int64_t left = num_elements - start, count = left < BLOCK ? left : BLOCK;      \
+            SUM_T *top = sums[0]; /* an operand goes above it */                                 \
+            for (const int32_t *step = order; *step != END; step++) {                            \
+                if (*step == JOIN) {                                                             \
+                    top -= BLOCK;                                                                \
+                    COMBINE(top, SUM_T, top[i], top[i + BLOCK], ADD, MAX, MIN)                   \
+                    continue;                                                                    \
+                }                                                                                \
+                const int64_t source = *step & (AS_SUM - 1);                                     \
+                const int is_last = step[1] == JOIN;                                             \
+                if (*step & AS_SUM) {                                                            \
+                    const SUM_T *x = (const SUM_T *)from[source] + start;                        \
+                    if (is_last) {                                                               \
+                        COMBINE(top, SUM_T, top[i], x[i], ADD, MAX, MIN)                         \
+                    } else {                                                                     \
+                        top += BLOCK;                                                            \
+                        memcpy(top, x, (size_t)count * sizeof(SUM_T));                           \
+                    }                                                                            \
+                    step += is_last;                                                             \
+                    continue;                                                                    \
+                }                                                                                \
+                const T *x = (const T *)from[source] + start;                                    \
+                if (is_last) {                                                                   \
+                    COMBINE(top, SUM_T, top[i], READ(x[i]), ADD, MAX, MIN)                       \
+                    step++;                                                                      \
+                } else if (step[1] >= 0 && step[1] < AS_SUM && step[2] == JOIN) {                \
+                    const T *y = (const T *)from[step[1]] + start;                               \
+                    top += BLOCK;                                                                \
+                    COMBINE(top, SUM_T, READ(x[i]), READ(y[i]), ADD, MAX, MIN)                   \
+                    step += 2;                                                                   \
+                } else {                                                                         \
+                    top += BLOCK;                                                                \
+                    for (int64_t i = 0; i < count; i++) top[i] = READ(x[i]);                     \
+                }                                                                                \
+            }                                                                                    \
+            if (!num_to) {                                                                       \
+                memcpy((SUM_T *)to[0] + start, top, (size_t)count * sizeof(SUM_T));              \
+                continue;                                                                        \
+            }                                                                                    \
+            T *first = (T *)to[0] + start;                                                       \
+            for (int64_t i = 0; i < count; i++) first[i] = WRITE(top[i]);                        \
+            for (int64_t rank = 1; rank < num_to; rank++)                                        \
+                memcpy((T *)to[rank] + start, first, (size_t)count * sizeof(T));                 \
+        }                                                                                        \
     }
 
 #define ADD(a, b) ((a) + (b))
@@ -297,29 +345,50 @@ static void reduce_region(const af_meeting *m, char *const *from, const af_regio
         for (int64_t rank = 0; rank < num_ranks; rank++)
             rows[rank] = from[rank] + r->from_offset + i * r->from_strides[0];
         char *to = m->output + r->to_offset + i * r->to_strides[0];
-        reductions[m->dtype](&to, 1, rows, num_ranks, r->run_bytes / m->itemsize, m->by);
+        reductions[m->dtype](&to, 1, rows, m->order, r->run_bytes / m->itemsize, m->by);
     }
 }
 
-static int32_t meet_aside(const af_meeting *m) {
+/* Waits until the operands of all are there, and returns where: `from` is what each rank gives, `to` what
+ * it is left; of operands aside only the own place in `to`. */
+EXPORT int32_t af_begin(const af_meeting *m, char **from, char **to) {
     af_group *g = m->group;
-    char *aside[MAX_RANKS];
-    for (int64_t rank = 0; rank < g->num_ranks; rank++)
-        aside[rank] = g->staging[rank] + ((g->num_arrivals + 1) & 1) * g->staging_bytes;
-    if (m->input_bytes) memcpy(aside[g->own], m->input, (size_t)m->input_bytes);
-    int32_t status = arrive(m);
+    if (m->is_aside) {
+        for (int64_t rank = 0; rank < g->num_ranks; rank++)
+            from[rank] = g->staging[rank] + ((g->num_arrivals + 1) & 1) * g->staging_bytes;
+        to[g->own] = m->output;
+        if (m->input_bytes) memcpy(from[g->own], m->input, (size_t)m->input_bytes);
+        return arrive(m);
+    }
+    const int32_t status = arrive(m);
     if (status) return status;
-    char *to = m->output;
+    const int turn = (int)(g->num_arrivals & 1);
+    for (int64_t rank = 0; rank < g->num_ranks; rank++) {
+        const uint64_t row = g->lines[rank]->came_to[turn].row;
+        from[rank] = m->inputs_of[rank][row];
+        to[rank] = m->outputs_of[rank][row];
+    }
+    return DONE;
+}
+
+/* Waits until all have done what they do between the two; from then on this firing is over. */
+EXPORT int32_t af_end(const af_meeting *m) {
+    const int32_t status = m->is_aside ? DONE : arrive(m);
+    if (!status) ++*m->firings;
+    return status;
+}
+
+static void work_aside(const af_meeting *m, char *const *from, char *to) {
+    const af_group *g = m->group;
     if (m->op == ALL_REDUCE)
-        reductions[m->dtype](&to, 1, aside, g->num_ranks, m->num_elements, m->by);
+        reductions[m->dtype](&to, 1, from, m->order, m->num_elements, m->by);
     else if (m->op == REDUCE_SCATTER)
-        reduce_region(m, aside, m->regions);
+        reduce_region(m, from, m->regions);
     else if (m->op == TRANSFER) {
-        if (g->own) copy_region(to, aside[0], m->regions);
+        if (g->own) copy_region(to, from[0], m->regions);
     } else
         for (int64_t rank = 0; rank < g->num_ranks; rank++)
-            copy_region(to, aside[rank], &m->regions[rank]);
-    return DONE;
+            copy_region(to, from[rank], &m->regions[rank]);
 }
 
 /* Each rank has reduced a part of all elements, and writes it to all. */
@@ -331,20 +400,11 @@ static void reduce_share(const af_meeting *m, char **from, char **to) {
         from[rank] += begin * m->itemsize;
         to[rank] += begin * m->itemsize;
     }
-    reductions[m->dtype](to, g->num_ranks, from, g->num_ranks, end - begin, m->by);
+    reductions[m->dtype](to, g->num_ranks, from, m->order, end - begin, m->by);
 }
 
-static int32_t meet_in_place(const af_meeting *m) {
+static void work_in_place(const af_meeting *m, char **from, char **to) {
     const af_group *g = m->group;
-    char *from[MAX_RANKS], *to[MAX_RANKS];
-    int32_t status = arrive(m);
-    if (status) return status;
-    const int turn = (int)(g->num_arrivals & 1);
-    for (int64_t rank = 0; rank < g->num_ranks; rank++) {
-        const uint64_t row = g->lines[rank]->came_to[turn].row;
-        from[rank] = m->inputs_of[rank][row];
-        to[rank] = m->outputs_of[rank][row];
-    }
     if (m->op == ALL_REDUCE)
         reduce_share(m, from, to);
     else if (m->op == REDUCE_SCATTER)
@@ -356,14 +416,18 @@ static int32_t meet_in_place(const af_meeting *m) {
             const int64_t rank = (g->own + step) % g->num_ranks; /* not all write to one first */
             copy_region(to[rank], m->input, &m->regions[rank]);
         }
-    return arrive(m);
 }
 
 /* One firing of a collective. Returns 0, or what went wrong with the rank that is at fault. */
-EXPORT int32_t af_meet(af_meeting *m) {
-    int32_t status = m->is_aside ? meet_aside(m) : meet_in_place(m);
-    if (!status) ++*m->firings;
-    return status;
+EXPORT int32_t af_meet(const af_meeting *m) {
+    char *from[MAX_RANKS], *to[MAX_RANKS];
+    const int32_t status = af_begin(m, from, to);
+    if (status) return status;
+    if (m->is_aside)
+        work_aside(m, from, m->output);
+    else
+        work_in_place(m, from, to);
+    return af_end(m);
 }
 
 /* Wakes who sleeps at a line of a first rank, for good. */

@@ -181,6 +181,8 @@ REDUCTIONS = ("sum", "max", "min")
 
 ALL_REDUCE, REDUCE_SCATTER, MOVE, TRANSFER = range(4)
 DONE, ABORTED, TIMED_OUT, PEER_EXITED, WRONG_COLLECTIVE, WRONG_FIRING = range(6)
+END, JOIN, AS_SUM = -2, -1, 1 << 16
+"""Steps of a sum beside the numbers of operands: see `af_reduce` in meet.c."""
 MAX_RANKS = 256
 
 SOURCE = Path(__file__).with_name("meet.c")

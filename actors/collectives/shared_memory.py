@@ -48,6 +48,7 @@ from actors.collectives.segments import (
     map_all,
     open_pidfd,
 )
+from actors.collectives.sum_order import sum_steps
 from actors.kernels.common.host_memory import address
 from actors.kernels.library.runtime import Toolchain
 from actors.machine.protocol import AllGatherObject, Array, Block, Launch
@@ -147,7 +148,7 @@ class CollectiveLaunch(ctypes.Structure):
         ],
         *[
             (name, ctypes.c_void_p)
-            for name in ("input", "output", "inputs_of", "outputs_of", "regions")
+            for name in ("input", "output", "inputs_of", "outputs_of", "regions", "order")
         ],
     ]  # fmt: skip
 
@@ -206,8 +207,10 @@ class CollectiveLaunch(ctypes.Structure):
         self.group, self.digest = ctypes.addressof(group.struct), digest
         self.firings, self.row = ctypes.addressof(self.count), row
         self.inputs_of, self.outputs_of = map(ctypes.addressof, pointers)
-        self.regions = ctypes.addressof(regions)
-        self._group, self._kept = group, (*self._kept, regions, tables, pointers)
+        steps = sum_steps(len(group.ranks))
+        order = (ctypes.c_int32 * len(steps))(*steps)
+        self.regions, self.order = ctypes.addressof(regions), ctypes.addressof(order)
+        self._group, self._kept = group, (*self._kept, regions, tables, pointers, order)
 
     def disconnect(self) -> None:
         """Make every later call raise. The memory that C uses lives as long as this launch."""

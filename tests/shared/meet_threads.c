@@ -23,6 +23,7 @@ static af_line *lines[RANKS];
 static char *staging[RANKS], *rows[RANKS][1];
 static char *const *tables[RANKS];
 static const int32_t processes[RANKS] = {-1, -1, -1};
+static const int32_t order[] = {0, 1, JOIN, 2, JOIN, END};
 
 static void check(int is_right, const char *what) {
     if (is_right) return;
@@ -48,7 +49,7 @@ static void move(af_group *group, af_group *two, uint64_t *firings, int64_t roun
         places[rank] = block(0, own * PART, PART);
         few_places[rank] = block(0, rank * FEW, FEW);
     }
-    const af_meeting base = {.group = group, .dtype = 1, .itemsize = 4};
+    const af_meeting base = {.group = group, .dtype = 1, .itemsize = 4, .order = order};
     af_meeting scatter = base, gather = base, few_scatter = base, few_gather = base;
     scatter.digest = 11, scatter.firings = &firings[0], scatter.op = REDUCE_SCATTER;
     scatter.input = (char *)whole[own], scatter.output = (char *)part[own];
@@ -110,11 +111,11 @@ static void *rank_of(void *number) {
                            .dtype = 1, .itemsize = 4, .num_elements = LARGE,
                            .input_bytes = sizeof large[0], .input = (char *)large[rank],
                            .output = (char *)large[rank], .inputs_of = tables,
-                           .outputs_of = tables};
+                           .outputs_of = tables, .order = order};
     af_meeting aside = {.group = &group, .digest = 9, .firings = &firings[1], .op = ALL_REDUCE,
                         .dtype = 1, .itemsize = 4, .num_elements = SMALL, .is_aside = 1,
                         .input_bytes = sizeof small[0], .input = (char *)small[rank],
-                        .output = (char *)small[rank]};
+                        .output = (char *)small[rank], .order = order};
     for (int64_t round = 0; round < ROUNDS; round++) {
         for (int64_t i = 0; i < LARGE; i += 37) large[rank][i] = (float)(round + rank);
         check(!af_meet(&in_place), "a meeting in place failed");

@@ -60,17 +60,24 @@ def as_float(array):
 
 
 def reduced(dtype, arrays, by):
-    """Return the reduction in the order of the arrays; halves are added in float32."""
+    """Return the reduction by a binary tree over the arrays; halves are added in float32."""
     is_half = dtype in (DType.BFLOAT16, DType.FLOAT16)
     if dtype is DType.BFLOAT16:
         arrays = [as_float(array) for array in arrays]
     elif is_half:
         arrays = [array.astype(np.float32) for array in arrays]
-    total = arrays[0]
     do = {"sum": np.add, "max": np.maximum, "min": np.minimum}[by]
+
+    def tree(arrays):
+        if len(arrays) == 1:
+            return arrays[0]
+        left = 1
+        while 2 * left < len(arrays):
+            left *= 2
+        return do(tree(arrays[:left]), tree(arrays[left:]))
+
     with np.errstate(all="ignore"):
-        for array in arrays[1:]:
-            total = do(total, array)
+        total = tree(arrays)
         if dtype is DType.BFLOAT16:
             return as_bfloat16(total)
         return total.astype(numpy_dtype(dtype))
