@@ -311,18 +311,22 @@ def this_host() -> str:
 
 
 def check_hosts(offers: Sequence[RankDescriptor]) -> None:
-    """Check that all ranks are on one host, of one mesh. Raises PeerFailed."""
-    first = offers[0]
+    """Check that all ranks are on one host. Raises PeerFailed."""
     for rank, offer in enumerate(offers):
-        if offer.host != first.host:
+        if offer.host != offers[0].host:
             raise PeerFailed(
                 f"rank {rank} runs on another host, or in another container, than rank 0; ranks"
                 " share memory, which works on one host only",
                 rank=rank,
             )
-        if offer.mesh != first.mesh:
+
+
+def check_meshes(offers: Sequence[RankDescriptor]) -> None:
+    """Check that all ranks are of one mesh. Raises PeerFailed."""
+    for rank, offer in enumerate(offers):
+        if offer.mesh != offers[0].mesh:
             raise PeerFailed(
-                f"rank {rank} has a mesh of {offer.mesh}, rank 0 one of {first.mesh}; {MEND}",
+                f"rank {rank} has a mesh of {offer.mesh}, rank 0 one of {offers[0].mesh}; {MEND}",
                 rank=rank,
             )
 

@@ -430,6 +430,40 @@ EXPORT int32_t af_meet(const af_meeting *m) {
     return af_end(m);
 }
 
+/* -- between hosts ------------------------------------------------------------------------------- */
+
+#define MAX_SOURCES 1024
+
+/* A sum that is made piece by piece, of rows that lie apart: elements are numbered as if they did not. */
+typedef struct {
+    int64_t dtype, by, itemsize, sum_size, num_sources, num_to; /* no `num_to`: see `af_reduce` */
+    int64_t run, from_offset, from_stride, to_offset, to_stride; /* elements of a row, then bytes */
+    int64_t is_packed; /* what is made of a piece begins where `to` is */
+    const int32_t *order;
+    const int64_t *packed; /* by source: bytes of an element where a piece begins at `from`, else 0 */
+} af_part;
+
+EXPORT void af_sum(const af_part *p, char *const *from, char *const *to, int64_t begin,
+                   int64_t end) {
+    char *sources[MAX_SOURCES], *targets[MAX_RANKS];
+    for (int64_t i = begin; i < end;) {
+        const int64_t row = i / p->run, column = i % p->run;
+        const int64_t left = p->run - column, count = left < end - i ? left : end - i;
+        const int64_t in_row = column * p->itemsize;
+        for (int64_t n = 0; n < p->num_sources; n++)
+            sources[n] = from[n] + (p->packed[n] ? (i - begin) * p->packed[n]
+                                                 : p->from_offset + row * p->from_stride + in_row);
+        for (int64_t n = 0; n < (p->num_to ? p->num_to : 1); n++)
+            targets[n] = to[n] + (p->is_packed
+                                      ? (i - begin) * (p->num_to ? p->itemsize : p->sum_size)
+                                      : p->to_offset + row * p->to_stride + in_row);
+        reductions[p->dtype](targets, p->num_to, sources, p->order, count, p->by);
+        i += count;
+    }
+}
+
+EXPORT void af_copy(char *to, const char *from, const af_region *r) { copy_region(to, from, r); }
+
 /* Wakes who sleeps at a line of a first rank, for good. */
 EXPORT void af_give_up(af_line *line) {
     atomic_fetch_or(&line->arrivals, 1);

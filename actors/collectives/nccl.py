@@ -28,6 +28,7 @@ from actors.collectives.handshake import (
     RankDescriptor,
     check_collectives,
     check_hosts,
+    check_meshes,
     described,
     input_shape,
     lane_of,
@@ -202,6 +203,7 @@ class NcclCommunicator:
         offers = [RankDescriptor.of(value, rank) for rank, value in enumerate(answers)]
         # All ranks check the same offers, so all raise, or none does.
         check_hosts(offers)
+        check_meshes(offers)
         check_collectives(offers, self._mesh.groups())
         lanes = own.lanes
         own_ids = [

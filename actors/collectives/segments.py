@@ -184,6 +184,9 @@ DONE, ABORTED, TIMED_OUT, PEER_EXITED, WRONG_COLLECTIVE, WRONG_FIRING = range(6)
 END, JOIN, AS_SUM = -2, -1, 1 << 16
 """Steps of a sum beside the numbers of operands: see `af_reduce` in meet.c."""
 MAX_RANKS = 256
+"""Ranks of one host."""
+MAX_SOURCES = 1024
+"""Operands of one sum over several hosts."""
 
 SOURCE = Path(__file__).with_name("meet.c")
 _libraries: dict[str, ctypes.CDLL] = {}
@@ -219,6 +222,22 @@ class GroupState(ctypes.Structure):
     ]
 
 
+class SumByPieces(ctypes.Structure):
+    """A sum that is made piece by piece for another host, or of what came from there."""
+
+    _fields_ = [
+        *[
+            (name, ctypes.c_int64)
+            for name in (
+                "dtype", "by", "itemsize", "sum_size", "num_sources", "num_to", "run",
+                "from_offset", "from_stride", "to_offset", "to_stride", "is_packed",
+            )
+        ],
+        ("order", ctypes.c_void_p),
+        ("packed", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
 class ByteBlocks(ctypes.Structure):
     """Blocks of bytes in two arrays, in steps: see `Collective.region`."""
 
@@ -238,6 +257,14 @@ def library(toolchain: Toolchain) -> ctypes.CDLL:
             functions = toolchain.library(text_of(SOURCE))
             functions.af_meet.argtypes = (ctypes.c_void_p,)
             functions.af_meet.restype = ctypes.c_int32
+            functions.af_begin.argtypes = (ctypes.c_void_p,) * 3
+            functions.af_begin.restype = ctypes.c_int32
+            functions.af_end.argtypes = (ctypes.c_void_p,)
+            functions.af_end.restype = ctypes.c_int32
+            functions.af_sum.argtypes = (*(ctypes.c_void_p,) * 3, *(ctypes.c_int64,) * 2)
+            functions.af_sum.restype = None
+            functions.af_copy.argtypes = (ctypes.c_void_p,) * 3
+            functions.af_copy.restype = None
             functions.af_give_up.argtypes = (ctypes.c_void_p,)
             functions.af_give_up.restype = None
             functions.af_mark.argtypes = (ctypes.c_void_p, ctypes.c_uint32)
@@ -259,7 +286,7 @@ STAGING_BYTES = 16 << 10
 """Operands up to this size are copied aside: one arrival, which costs as much as copying them."""
 
 # Bytes from the board's start: word of who gave up at 0, then fault, reason, and lines.
-_AT_FAULT_AT, _REASON_AT, _LINES_AT = 32, 64, 4096
+_AT_FAULT_AT, _WAITS_AT, _REASON_AT, _LINES_AT = 32, 36, 64, 4096
 _REASON_BYTES = _LINES_AT - _REASON_AT
 _LINE_BYTES = ctypes.sizeof(ArrivalLine)
 
@@ -316,6 +343,16 @@ class StatusPage:
         # Names of files may hold what is no text: a reason must not be lost for it.
         data = text.encode("utf-8", "replace")[: _REASON_BYTES - 1]
         ctypes.memmove(self._segment.address + _REASON_AT, data + b"\0", len(data) + 1)
+
+    def note_waiting(self, rank: int | None) -> None:
+        """Write which rank of another host this one waits for, None for none."""
+        word = ctypes.c_uint32.from_address(self._segment.address + _WAITS_AT)
+        word.value = 0 if rank is None else rank + 1
+
+    def waits_for(self) -> int | None:
+        """Return the rank of another host that this board's rank waits for, or None."""
+        number = ctypes.c_uint32.from_address(self._segment.address + _WAITS_AT).value
+        return number - 1 if number else None
 
     def at_fault(self) -> int:
         """Return the rank at fault, as this board's rank wrote it."""

@@ -31,6 +31,7 @@ from actors.collectives.handshake import (
     aside_bytes,
     check_collectives,
     check_hosts,
+    check_meshes,
     described,
     lane_of,
     offered,
@@ -40,6 +41,7 @@ from actors.collectives.handshake import (
 from actors.collectives.segments import (
     PAGE_BYTES,
     STAGING_BYTES,
+    Arrival,
     ByteBlocks,
     GroupState,
     OwnSegments,
@@ -61,13 +63,15 @@ from compiler.contract.placement import Mesh
 class GroupView:
     """The group of ranks that share a lane, as one of its ranks sees it.
 
-    `lanes` are the lane's numbers on the board of each. `segments` are those of each rank as they
+    `is_part` says that there are more of them, on other hosts. `lanes` are the lane's numbers on
+    the board of each. `segments` are those of each rank as they
     are mapped here, with the board last; they live as long as this does. `texts` are its
     collectives by digest. `give_up` wakes every rank that sleeps, and `given_up` returns the error
     of a rank that was woken. `follow` returns the chain of ranks that a rank waits for.
     """
 
     ranks: tuple[int, ...]
+    is_part: bool
     lanes: Sequence[int]
     segments: Sequence[Sequence[Segment]]
     boards: Sequence[StatusPage]
@@ -99,10 +103,15 @@ class GroupView:
         kind, place = status & 255, status >> 8
         if kind == segments.ABORTED:
             return self.given_up()
-        own, rank = self.ranks[self.struct.own], self.ranks[place]
-        here = f"{described(collective)}, firing {firing}"
         # Arrivals alternate between two entries: the peer may be at its next one already.
         came_to = self.boards[place].last_arrival(self.lanes[place], self.struct.num_arrivals & 1)
+        return self.failure(
+            kind, self.ranks[place], came_to, f"{described(collective)}, firing {firing}"
+        )
+
+    def failure(self, kind: int, rank: int, came_to: Arrival, here: str) -> PeerFailed:
+        """Return the error for a rank of any host, and give the run up on all ranks of this one."""
+        own = self.ranks[self.struct.own]
         other = self.texts.get(came_to.digest, "something unknown")
         # Who is late may itself wait for another: at fault is the one that waits for nobody.
         *waiting, rank = (own, *self.follow(rank)) if kind == segments.TIMED_OUT else (own, rank)
@@ -123,6 +132,23 @@ class GroupView:
         text = messages[kind]
         self.give_up(text, rank)
         return PeerFailed(text, rank=rank)
+
+
+@dataclass(frozen=True, slots=True)
+class CrossingLane:
+    """A lane whose ranks are on several hosts, as one of them sees it.
+
+    `number` is its place among the lanes of all ranks, `ranks` all that meet and `hosts` where they
+    are. `view` is the group of those on this host. `calls` are its collectives, each with its
+    launches.
+    """
+
+    number: int
+    key: CommunicatorKey
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    view: GroupView
+    calls: tuple[tuple[CollectiveLaunch, ...], ...]
 
 
 class CollectiveLaunch(ctypes.Structure):
@@ -186,21 +212,8 @@ class CollectiveLaunch(ctypes.Structure):
         `rows` are those of the collective that each rank offers, `row` is this launch's among the
         own.
         """
-        c, own, kind = self.collective, group.struct.own, KIND_OF_OP[self.collective.op]
-        # What C needs beside addresses: regions that move (per rank, or one), none for an
-        # all-reduce.
-        if kind == segments.TRANSFER:
-            blocks = [region(c, 0, 1)]
-        elif kind == segments.MOVE:
-            places = range(len(group.ranks))
-            # Small operands are read by each rank from the staging of all; large ones are written
-            # by their owner to the outputs of all.
-            ends = [(p, own) if self.is_aside else (own, p) for p in places]
-            blocks = [region(c, *pair) for pair in ends]
-        elif kind == segments.REDUCE_SCATTER:
-            blocks = [region(c, own, own)]
-        else:
-            blocks = []
+        # C works on regions only where the whole group is on this host.
+        blocks = [] if group.is_part else self._blocks(group)
         regions = (ByteBlocks * max(1, len(blocks)))(*blocks)
         tables = _addresses(rows, group.segments)
         pointers = [segments.addresses([ctypes.addressof(x) for x in table]) for table in tables]
@@ -211,6 +224,23 @@ class CollectiveLaunch(ctypes.Structure):
         order = (ctypes.c_int32 * len(steps))(*steps)
         self.regions, self.order = ctypes.addressof(regions), ctypes.addressof(order)
         self._group, self._kept = group, (*self._kept, regions, tables, pointers, order)
+
+    def _blocks(self, group: GroupView) -> list[ByteBlocks]:
+        """Return the regions that move, one per rank or one; an all-reduce has none."""
+        c, own, kind = self.collective, group.struct.own, KIND_OF_OP[self.collective.op]
+        if kind == segments.TRANSFER:
+            return [region(c, 0, 1)]
+        if kind == segments.MOVE:
+            places = range(len(group.ranks))
+            # Small operands are read by each rank from the staging of all; large ones are written
+            # by their owner to the outputs of all.
+            ends = [(p, own) if self.is_aside else (own, p) for p in places]
+            return [region(c, *pair) for pair in ends]
+        return [region(c, own, own)] if kind == segments.REDUCE_SCATTER else []
+
+    def meet_by(self, meet: Callable[[int], int]) -> None:
+        """Meet by another function than C's; it takes the address of this and returns a status."""
+        self._meet = meet
 
     def disconnect(self) -> None:
         """Make every later call raise. The memory that C uses lives as long as this launch."""
@@ -252,7 +282,15 @@ class SharedMemory:
         mesh: All ranks.
         gather: How ranks tell each other where their memory is; called twice, in `ready`.
         toolchain: What builds the C half.
+        host: What the ranks of this host are told apart by; "" where all ranks must be on it.
         deadline_s: How long a launch waits for the others before it raises.
+
+    Attributes:
+        library: The functions of meet.c.
+        crossings: After `ready`, the lanes whose ranks are on several hosts: launches there need
+            a function that meets the others (`CollectiveLaunch.meet_by`).
+        num_lanes: How many lanes all ranks have together.
+        has_crossings: Whether any rank has such a lane, of which all ranks know.
 
     Raises DeviceError without a C compiler, or for a rank that is not in the mesh.
     """
@@ -264,6 +302,7 @@ class SharedMemory:
         gather: AllGatherObject,
         toolchain: Toolchain | None,
         *,
+        host: str = "",
         deadline_s: float = 300.0,
     ) -> None:
         if toolchain is None:
@@ -272,19 +311,24 @@ class SharedMemory:
                 " gcc or clang, or name one as CC"
             )
         self._rank, self._mesh, self._gather = rank, mesh, gather
-        if not 0 <= rank < mesh.num_ranks <= segments.MAX_RANKS:
+        num_here = 1 if host else mesh.num_ranks
+        if not 0 <= rank < mesh.num_ranks or num_here > segments.MAX_RANKS:
             raise DeviceError(
                 f"rank {rank} is not in the mesh {mesh}, or above the {segments.MAX_RANKS} ranks"
                 " that one host can have; ranks are numbered from 0"
             )
-        self._library = segments.library(toolchain)
+        self._host = host
+        self.crossings: list[CrossingLane] = []
+        self.num_lanes, self.has_crossings = 0, False
+        self.library = segments.library(toolchain)
         self._deadline_ns = int(deadline_s * 1e9)
         self._own = OwnSegments()
         # By actor and order: the launches of a collective, one for each set of slots.
         self._bound: dict[tuple[str, int], list[CollectiveLaunch]] = {}
-        self._boards: list[StatusPage] = []
-        self._lanes_of: list[list[CommunicatorKey]] = []
-        self._processes: list[int] = []
+        # By rank, of those on this host.
+        self._boards: dict[int, StatusPage] = {}
+        self._lanes_of: dict[int, list[CommunicatorKey]] = {}
+        self._processes: dict[int, int] = {}
         self._given_up: tuple[str, int] | None = None
         # Reentrant: the collector may drop a run of this thread while it gives this one up.
         self._lock = threading.RLock()
@@ -332,7 +376,7 @@ class SharedMemory:
         # Smaller operands are copied to the board, so they may lie in private memory.
         if aside_bytes(collective) > STAGING_BYTES:
             _check_shared(collective, operands, row)
-        launch = CollectiveLaunch(collective, operands, row, lane, self._library.af_meet)
+        launch = CollectiveLaunch(collective, operands, row, lane, self.library.af_meet)
         launches = self._bound.setdefault((collective.site.actor, collective.order), [])
         launches.append(launch)
         first = launches[0]
@@ -358,19 +402,22 @@ class SharedMemory:
             ) from error
         collectives = tuple(self._descriptors())
         descriptor = RankDescriptor(
-            this_host(), os.getpid(), self._own.offer(), str(self._mesh), collectives
+            self._host or this_host(), os.getpid(), self._own.offer(), str(self._mesh), collectives
         )
         # Two meetings: files may be closed only after every rank has opened them.
         rows = self._gather("share memory for collectives", descriptor.row())
         offers = [RankDescriptor.of(value, rank) for rank, value in enumerate(rows)]
         # All ranks check the same offers, so all raise, or none does.
-        check_hosts(offers)
+        if not self._host:
+            check_hosts(offers)
+        check_meshes(offers)
         check_collectives(offers, self._mesh.groups())
-        failure = ""
+        own_host, failure = offers[self._rank].host, ""
+        here = [rank for rank, offer in enumerate(offers) if offer.host == own_host]
         try:
-            mapped = [self._segments_of(rank, offer) for rank, offer in enumerate(offers)]
-            for offer in offers:
-                self._processes.append(open_pidfd(offer.pid))
+            mapped = {rank: self._segments_of(rank, offers[rank]) for rank in here}
+            for rank in here:
+                self._processes[rank] = open_pidfd(offers[rank].pid)
         except OSError as error:
             failure = (
                 f"rank {self._rank} cannot map the memory of the other ranks: {error}; all ranks"
@@ -418,15 +465,26 @@ class SharedMemory:
         """Return the group of a rank, this one by default."""
         return self._mesh.group(self._rank if rank is None else rank, axis)
 
-    def _connect(self, offers: Sequence[RankDescriptor], mapped: Sequence[list[Segment]]) -> None:
+    def _connect(
+        self, offers: Sequence[RankDescriptor], mapped: Mapping[int, list[Segment]]
+    ) -> None:
         """Fill in where everything of other ranks is; launches may run from then on."""
-        self._boards = [
-            StatusPage(segments[-1], len(offer.lanes))
-            for segments, offer in zip(mapped, offers, strict=True)
-        ]
-        self._lanes_of = [offer.lanes for offer in offers]
+        for rank, own_segments in mapped.items():
+            self._lanes_of[rank] = offers[rank].lanes
+            self._boards[rank] = StatusPage(own_segments[-1], len(self._lanes_of[rank]))
+        lanes = sorted({lane for offer in offers for lane in offer.lanes})
+        self.num_lanes, hosts = len(lanes), [offer.host for offer in offers]
+        self.has_crossings = any(
+            [
+                len({hosts[member] for member in lane.members(self._ranks_along(lane.axis, rank))})
+                > 1
+                for rank, offer in enumerate(offers)
+                for lane in offer.lanes
+            ]
+        )
         for lane in self._lanes():
-            ranks = lane.members(self._ranks_along(lane.axis))
+            members = lane.members(self._ranks_along(lane.axis))
+            ranks = tuple([rank for rank in members if rank in mapped])
             texts = [f"{lane} {c.place} {c.text}" for c in offers[self._rank].along(lane)]
             # Each digest covers all texts of the lane, so that ranks with other programs never
             # match.
@@ -437,6 +495,7 @@ class SharedMemory:
             )
             group = GroupView(
                 ranks,
+                ranks != members,
                 [offers[rank].lanes.index(lane) for rank in ranks],
                 [mapped[rank] for rank in ranks],
                 [self._boards[rank] for rank in ranks],
@@ -452,6 +511,12 @@ class SharedMemory:
                 rows = [offers[rank].along(lane)[place].rows for rank in ranks]
                 for row, launch in enumerate(launches):
                     launch.connect(group, digests[place], row, rows)
+            if group.is_part:
+                there = tuple([hosts[rank] for rank in members])
+                bound = tuple([tuple(launches) for launches in calls])
+                self.crossings.append(
+                    CrossingLane(lanes.index(lane), lane, members, there, group, bound)
+                )
 
     # -- ending ----------------------------------------------------------------------------------
 
@@ -469,12 +534,13 @@ class SharedMemory:
             for launches in self._bound.values():
                 for launch in launches:
                     launch.disconnect()
-            for fd in self._processes:
+            for fd in self._processes.values():
                 if fd >= 0:
                     os.close(fd)
             self._own.close_files()
-            self._boards, self._processes, self._own = [], [], OwnSegments()
+            self._boards, self._processes, self._own = {}, {}, OwnSegments()
             self._bound.clear()
+            self.crossings.clear()
 
     def _wake_all(self, reason: str, at_fault: int) -> None:
         if not self._boards:
@@ -483,11 +549,15 @@ class SharedMemory:
             self._boards[self._rank].write_reason(reason, at_fault)
         finally:  # or they would sleep until the deadline
             # Atomic, and the first rank wins; + 1 because 0 means that nobody gave up.
-            self._library.af_mark(self._boards[0].abort_word, self._rank + 1)
+            self.library.af_mark(self._first_board().abort_word, self._rank + 1)
             # Every line of every board: a rank may sleep in any lane.
-            for board in self._boards:
+            for board in self._boards.values():
                 for lane in range(board.num_lanes):
-                    self._library.af_give_up(board.line(lane))
+                    self.library.af_give_up(board.line(lane))
+
+    def _first_board(self) -> StatusPage:
+        """Return the board that has the mark of who gave up: that of the host's first rank."""
+        return self._boards[min(self._boards)]
 
     def _follow(self, rank: int) -> list[int]:
         """Return the chain of ranks that wait for one another, from `rank` to the last."""
@@ -499,17 +569,24 @@ class SharedMemory:
 
     def _waited_for(self, rank: int) -> int | None:
         """Return a rank that has arrived less often than this one in a lane of both, or None."""
+        if rank not in self._boards:
+            return None  # on another host, of which nothing is seen
+        if (far := self._boards[rank].waits_for()) is not None:
+            return far
         for number, lane in enumerate(self._lanes_of[rank]):
             came = self._boards[rank].arrived(number)
             for other in lane.members(self._ranks_along(lane.axis, rank)):
-                if self._boards[other].arrived(self._lanes_of[other].index(lane)) < came:
+                if (
+                    other in self._boards
+                    and self._boards[other].arrived(self._lanes_of[other].index(lane)) < came
+                ):
                     return other
         return None
 
     def _given_up_by(self) -> PeerFailed:
         """Return the error of a rank that was woken: the first reason, and the rank at fault."""
         boards = self._boards
-        rank = boards[0].marked_by() if boards else None
+        rank = self._first_board().marked_by() if boards else None
         if rank is None:
             return PeerFailed("the run was aborted")
         text = f"rank {rank} aborted the run: {boards[rank].reason()}"

@@ -163,7 +163,9 @@ def test_who_is_woken_blames_the_rank_that_was_missed_and_not_the_one_that_misse
 
 def come_by_hand(communicator):
     """Come to a meeting as the second rank, uncounted; return the line of the first one."""
-    waits, own = [ArrivalLine.from_address(board.line(0)) for board in communicator._boards]
+    waits, own = [
+        ArrivalLine.from_address(board.line(0)) for board in communicator._boards.values()
+    ]
     while not waits.arrivals:
         pass
     own.came_to[1] = waits.came_to[1]
