@@ -24,10 +24,10 @@ TORCH_SIGNATURES = (
 
 BUDGET = {
     "actorflow": 36_750,
-    "actors": 46_850,
+    "actors": 47_800,
     "compiler": 32_450,
     "memory": 3_800,
-    "tests": 102_550,
+    "tests": 102_950,
     "benchmarks": 15_800,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""
