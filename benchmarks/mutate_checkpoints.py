@@ -218,18 +218,18 @@ def _change_shard(files: dict[str, bytes], body: Any, random: Random) -> str:
             file["xxh3_128"] = xxhash.xxh3_128_hexdigest(bytes(data))
             if random.random() < 0.5:
                 file["size_bytes"] = len(data)
-    _sign_tensors(body, name, bytes(data), length)
+    _sign_pieces(body, name, bytes(data), length)
     return f"{name} {where}"
 
 
-def _sign_tensors(body: Any, name: str, data: bytes, length: int) -> None:
+def _sign_pieces(body: Any, name: str, data: bytes, length: int) -> None:
     try:
         header = json.loads(data[8 : 8 + length])
-        for tensor in body["tensors"]:
-            if tensor["file"] == name:
-                begin, end = header[tensor["name"]]["data_offsets"]
+        for piece in body["pieces"]:
+            if piece["file"] == name:
+                begin, end = header[piece["tensor"]]["data_offsets"]
                 part = data[8 + length + begin : 8 + length + end]
-                tensor["xxh3_128"] = xxhash.xxh3_128_hexdigest(part)
+                piece["xxh3_128"] = xxhash.xxh3_128_hexdigest(part)
     except (ValueError, LookupError, TypeError, AttributeError):
         pass  # what is changed already need not be signed
 

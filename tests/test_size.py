@@ -23,11 +23,11 @@ TORCH_SIGNATURES = (
 """Functions with more parameters, because users call them as torch's."""
 
 BUDGET = {
-    "actorflow": 36_750,
+    "actorflow": 37_200,
     "actors": 47_800,
     "compiler": 32_450,
     "memory": 3_800,
-    "tests": 102_950,
+    "tests": 103_250,
     "benchmarks": 15_800,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

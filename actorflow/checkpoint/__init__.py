@@ -1,8 +1,9 @@
 """Checkpoints that survive a kill and a power cut: shards, manifest, commit.
 
 A run directory holds one folder per checkpoint: shards in the safetensors format, and a manifest
-with the hash of each tensor and the state of the run. A folder gets its final name only after all
-of it is durable. A reader takes the newest checkpoint whose every byte is right.
+with the hash of each piece of a tensor and the state of the run. One process writes all, or each of
+several its pieces. A folder gets its final name only after all of it is durable. A reader takes the
+newest checkpoint whose every byte, of what it needs, is right.
 
 manager.py     the commit protocol, and `CheckpointManager`, the one writer of a run directory
 reader.py      `CheckpointReader`: list, verify and load, without a lock

@@ -74,6 +74,14 @@ class CheckpointLockLost(CheckpointError):
         self.directory = directory
 
 
+class CheckpointDropped(CheckpointError):
+    """A checkpoint of several ranks was not written, because `rank` could not write its part."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(f"rank {rank} could not write its part of a checkpoint: {reason}")
+        self.rank = rank
+
+
 class CheckpointUnfit(CheckpointError, CompileError):
     """A whole checkpoint, of another model or optimizer than the one that is to go on from it."""
 

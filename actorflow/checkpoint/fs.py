@@ -124,6 +124,10 @@ class Fs:
         """Fill the front of `buffer`; return how many bytes came, 0 at the end of the file."""
         return os.readv(fd, [buffer])
 
+    def seek(self, fd: int, offset_bytes: int) -> None:
+        """Have the next `readinto` begin at an offset from the front of the file."""
+        os.lseek(fd, offset_bytes, os.SEEK_SET)
+
     def stat_open(self, fd: int) -> FileStat:
         """Return what an open descriptor leads to."""
         return _stat_of(os.fstat(fd))
@@ -263,7 +267,7 @@ MANIFEST_NAME = "manifest.json"
 
 _STEP = re.compile(r"step-([0-9]{10})\Z")
 _ASIDE = re.compile(r"\.aside-step-([0-9]{10})-[0-9a-f]{32}\Z")
-_LEFTOVER = re.compile(r"\.(tmp|trash-step)-[0-9]{10}-[0-9a-f]{32}\Z")
+_LEFTOVER = re.compile(r"(\.(tmp|trash-step)-[0-9]{10}|nonce)-[0-9a-f]{32}\Z")
 
 
 def new_attempt() -> str:
@@ -302,6 +306,11 @@ def is_leftover(name: str) -> bool:
 def tmp_name(step: int, attempt: str) -> str:
     """Return the name under which a checkpoint is written."""
     return f".tmp-{step:010d}-{attempt}"
+
+
+def nonce_name(attempt: str) -> str:
+    """Return the name of a file by which ranks find out whether they have one directory."""
+    return f"nonce-{attempt}"
 
 
 def aside_name(step: int, attempt: str) -> str:

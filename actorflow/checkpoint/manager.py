@@ -6,9 +6,9 @@ import functools
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,13 +41,14 @@ from actorflow.checkpoint.manifest import FORMAT_VERSION, Manifest, encode
 from actorflow.checkpoint.reader import CheckpointReader
 from actorflow.checkpoint.shard import (
     Array,
-    FileEntry,
     Groups,
+    Parts,
     ShardSpec,
     TensorEntry,
+    WrittenPieces,
     plan_shards,
     tensor_hash,
-    write_shard,
+    write_pieces,
 )
 from compiler.contract.codec import plain_json
 from compiler.contract.files import user_path
@@ -56,17 +57,24 @@ from compiler.contract.files import user_path
 # (the tests take the lines away one by one, and find the crash):
 #
 #     once     mkdir run directory; fsync its parent; lock; fsync it; remove leftovers
-#     save     check the free space
+#     begin    check the free space
 #              mkdir .tmp-<step>-<attempt>
-#              write every shard, fsync it through the descriptor that wrote it
+#              tell its name to the other ranks
+#     write    each rank: write every file of its own, fsync it through the descriptor that wrote it
+#              vote: the files and pieces with their sizes and hashes, or why there are none
+#     commit   with the votes of all ranks:
 #              write manifest.json, fsync it
 #              fsync the tmp directory           now the content is durable
 #              rename to step-<step>             now it is a checkpoint
 #              fsync the run directory           now the name is durable
-#              return                            the acknowledgement
+#              return, tell the other ranks      the acknowledgement
+#     drop     else: remove the tmp directory, tell the other ranks the first reason
 #     collect  rename step-<old> to .trash-...   now it is none
 #              fsync the run directory           else half of it could come back under a final name
 #              remove the tree
+#
+# The first rank begins, commits and collects; alone it also writes all, and nobody is told. How
+# ranks vote is said in actorflow/distributed/checkpoint_votes.py.
 #
 # A step that exists already is kept if it says the same. Otherwise it steps aside just before the
 # new one gets its name, and is put back if that fails, even by a crash (`recover` does it then).
@@ -130,76 +138,54 @@ def recover(fs: Fs, directory: Path) -> None:
 def commit(
     fs: Fs,
     directory: Path,
-    draft: Manifest,
-    shards: tuple[ShardSpec, ...],
-    arrays: Mapping[str, Array],
+    manifest: Manifest,
     *,
     is_there: bool,
     confirm: Callable[[], None],
 ) -> None:
-    """Write a checkpoint and give it its final name; durable when this returns.
+    """Give a checkpoint whose files are durable its manifest and its final name, durably.
 
     Args:
         fs: the file system.
         directory: the run directory.
-        draft: the manifest but for files, tensors and NaN flag.
-        shards: which tensor goes into which file.
-        arrays: the tensors by name.
+        manifest: of the checkpoint, whose step and attempt name the directory that it is in.
         is_there: the final name is taken by a version to be replaced.
-        confirm: raises if the directory is no longer ours. Asked when there is something in it,
-            which a directory put in its place afterwards lacks, and before the final name.
+        confirm: raises if the directory is no longer ours. Asked before the final name.
 
     Raises:
         OSError: the system refused. Nothing has changed then, save that the new checkpoint may have
             its final name already: complete, but not known to outlive a power cut.
     """
-    draft_path = directory / tmp_name(draft.step, draft.attempt)
-    final = directory / step_name(draft.step)
-    aside = directory / aside_name(draft.step, draft.attempt)
+    draft_path = directory / tmp_name(manifest.step, manifest.attempt)
+    final = directory / step_name(manifest.step)
+    aside = directory / aside_name(manifest.step, manifest.attempt)
+    fd = fs.create(draft_path / MANIFEST_NAME)
     try:
-        fs.mkdir(draft_path)
-        confirm()  # now: a directory that took the place of ours has no such entry
-        _write_content(fs, draft_path, draft, shards, arrays)
-        # The names of the files must be on disk before the directory gets the name that says that
-        # it is complete; POSIX orders nothing by itself.
-        fs.fsync_dir(draft_path)
-        # Again: writing took long enough for the directory to be replaced.
-        confirm()
-        if is_there:  # a rename onto a directory that is not empty fails; `recover` knows `aside`
-            fs.rename(final, aside)
-        try:
-            fs.rename(draft_path, final)
-        except BaseException:
-            if is_there:
-                # Also after a ^C: between the two renames the step has no name.
-                fs.rename(aside, final)
-            raise
-    except BaseException:
-        with suppress(OSError):  # the first error is the one to tell; `recover` removes what stays
-            remove_tree(fs, draft_path)
-        raise
-    # Outside of the try: the checkpoint is whole under its final name, so it must not be removed.
-    fs.fsync_dir(directory)
-
-
-def _write_content(
-    fs: Fs, tmp: Path, draft: Manifest, shards: tuple[ShardSpec, ...], arrays: Mapping[str, Array]
-) -> None:
-    files: list[FileEntry] = []
-    tensors: list[TensorEntry] = []
-    has_nan = False
-    for shard in shards:
-        file, entries, shard_has_nan = write_shard(fs, tmp, shard, arrays)
-        has_nan = has_nan or shard_has_nan
-        files.append(file)
-        tensors += entries
-    content = encode(replace(draft, files=tuple(files), tensors=tuple(tensors), has_nan=has_nan))
-    fd = fs.create(tmp / MANIFEST_NAME)
-    try:
-        write_all(fs, fd, memoryview(content))
+        write_all(fs, fd, memoryview(encode(manifest)))
         fs.fsync(fd)
     finally:
         fs.close(fd)
+    # The names of the files must be on disk before the directory gets the name that says that
+    # it is complete; POSIX orders nothing by itself.
+    fs.fsync_dir(draft_path)
+    # Again: writing took long enough for the directory to be replaced.
+    confirm()
+    if is_there:  # a rename onto a directory that is not empty fails; `recover` knows `aside`
+        fs.rename(final, aside)
+    try:
+        fs.rename(draft_path, final)
+    except BaseException:
+        if is_there:
+            # Also after a ^C: between the two renames the step has no name.
+            fs.rename(aside, final)
+        raise
+    fs.fsync_dir(directory)
+
+
+def drop(fs: Fs, draft_path: Path) -> None:
+    """Remove what there is of a checkpoint that is not to be; `recover` removes what stays."""
+    with suppress(OSError):  # the first error is the one to tell
+        remove_tree(fs, draft_path)
 
 
 def discard(fs: Fs, directory: Path, names: Iterable[str]) -> None:
@@ -233,6 +219,17 @@ _BLOCK_BYTES = 4 << 10
 
 def _warn(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFacts:
+    """What a resumed run reads besides the tensors; the arguments of `CheckpointManager.save`."""
+
+    seed: int
+    plan_hash: str
+    config: Mapping[str, Any]
+    data_state: Mapping[str, Any] | None
+    data_fingerprint: str
 
 
 class CheckpointManager(CheckpointReader):
@@ -270,7 +267,7 @@ class CheckpointManager(CheckpointReader):
             CheckpointLocked: another manager, in this process or another, is the writer.
             CheckpointError: the directory cannot be created or cleaned.
         """
-        fs = self._fs
+        fs = self.fs
         with writing(self.directory, "open the run directory", fs.free_bytes):
             make_durable(fs, self.directory)
             lock = WriterLock(fs, self.directory)
@@ -336,41 +333,135 @@ class CheckpointManager(CheckpointReader):
                 checkpoints are untouched in every case, and nothing half-written stays under a
                 final name.
         """
-        lock = self._check_writer("save")
-        if type(step) is not int or not 0 <= step <= MAX_STEP:
-            raise CheckpointError(f"step: expected an int in [0, {MAX_STEP}], got {step!r}")
         shards = plan_shards(groups)
         arrays = {n: a for tensors in groups.values() for n, a in tensors.items()}
+        facts = SavedFacts(seed, plan_hash, config, data_state, data_fingerprint)
+        pieces = [piece for shard in shards for piece in shard.pieces]
+        tensors = tuple([piece.tensor for piece in pieces])
+        size_bytes = sum([shard.size_bytes() for shard in shards])
+        draft = self.draft(step, facts, tensors)
+        need_bytes = self.need_bytes(draft, size_bytes, len(shards), len(pieces))
+        lock = self._check_writer("save")
+        with self._saving(step, lock, need_bytes):
+            is_kept = step in self.steps() and self._holds_the_same(draft, shards, arrays)
+            if is_kept:
+                self.fs.fsync_dir(self.directory)  # its rename may not have been synced
+        if not is_kept:
+            path = self.begin(draft, need_bytes)
+            try:
+                with self._saving(step, lock, need_bytes):
+                    written = write_pieces(self.fs, path, shards, arrays)
+            except BaseException:
+                self.drop(draft)
+                raise
+            self.commit(draft, (written,), need_bytes)
+        self.collect(step)
+        return self.directory / step_name(step)
+
+    def draft(
+        self, step: int, facts: SavedFacts, tensors: tuple[TensorEntry, ...], num_ranks: int = 1
+    ) -> Manifest:
+        """Return the manifest of a new attempt, without files and pieces.
+
+        Raises CheckpointError for what cannot be stored, before the disk is touched.
+        """
+        self._check_writer("save")
+        if type(step) is not int or not 0 <= step <= MAX_STEP:
+            raise CheckpointError(f"step: expected an int in [0, {MAX_STEP}], got {step!r}")
         draft = Manifest(
-            FORMAT_VERSION, new_attempt(), step, seed, plan_hash, config, (), (), data_state,
-            data_fingerprint, _versions(), has_nan=False,
+            FORMAT_VERSION, new_attempt(), step, facts.seed, facts.plan_hash, facts.config, (),
+            tensors, (), num_ranks, facts.data_state, facts.data_fingerprint, _versions(),
+            has_nan=False,
         )  # fmt: skip
-        head_bytes = len(encode(draft))  # refuses what cannot be stored before the disk is touched
-        entries = sum(1 + len(shard.tensors) for shard in shards)
+        encode(replace(draft, tensors=()))
+        return draft
+
+    def need_bytes(self, draft: Manifest, size_bytes: int, num_files: int, num_pieces: int) -> int:
+        """Return what a checkpoint takes on the disk whose files have so many bytes in all."""
+        head_bytes = len(encode(replace(draft, tensors=())))
         # 256 bytes cover a manifest's entry; the margin is a block for each file, the manifest and
         # the directory, and 1/64.
-        size_bytes = sum(shard.size_bytes() for shard in shards)
-        margin_bytes = _BLOCK_BYTES * (len(shards) + 2) + size_bytes // 64
-        need_bytes = size_bytes + head_bytes + 256 * entries + margin_bytes
-        final = self.directory / step_name(step)
-        with writing(self.directory, f"save step {step}", self._fs.free_bytes, need_bytes):
-            is_there = step in self.steps()
+        margin_bytes = _BLOCK_BYTES * (num_files + 2) + size_bytes // 64
+        entries = num_files + num_pieces + len(draft.tensors)
+        return size_bytes + head_bytes + 256 * entries + margin_bytes
+
+    def begin(self, draft: Manifest, need_bytes: int) -> Path:
+        """Make the directory into which the files of an attempt are written; return it.
+
+        Raises as `save`.
+        """
+        lock = self._check_writer("save")
+        path = self.directory / tmp_name(draft.step, draft.attempt)
+        with self._saving(draft.step, lock, need_bytes):
+            self._require_space(need_bytes)
             try:
-                if is_there and self._holds_the_same(draft, shards, arrays):
-                    self._fs.fsync_dir(self.directory)  # its rename may not have been synced
-                else:
-                    self._require_space(need_bytes)
-                    commit(
-                        self._fs, self.directory, draft, shards, arrays, is_there=is_there,
-                        confirm=lock.check,
-                    )  # fmt: skip
+                self.fs.mkdir(path)
+                lock.check()  # now: a directory that took the place of ours has no such entry
+            except BaseException:
+                drop(self.fs, path)
+                raise
+        return path
+
+    def write(self, step: int, attempt: str, groups: Groups, parts: Parts) -> WrittenPieces:
+        """Write files of an attempt that the writer of the directory, here or elsewhere, has begun.
+
+        Their bytes are durable afterwards, their names are not. Needs no lock.
+
+        Args:
+            step: of the attempt.
+            attempt: its id.
+            groups: arrays by tensor name by group.
+            parts: where in the whole each array lies, by name; what is not there is whole.
+
+        Raises:
+            CheckpointError: as `save`, and for what is no attempt.
+        """
+        name = tmp_name(step, attempt)
+        if not is_leftover(name):
+            raise CheckpointError(f"attempt: expected 32 hexadecimal digits, got {attempt[:80]!r}")
+        shards = plan_shards(groups, parts=parts)
+        arrays = {n: a for tensors in groups.values() for n, a in tensors.items()}
+        size_bytes = sum([shard.size_bytes() for shard in shards])
+        with writing(self.directory, f"save step {step}", self.fs.free_bytes, size_bytes):
+            return write_pieces(self.fs, self.directory / name, shards, arrays)
+
+    def commit(
+        self, draft: Manifest, written: Sequence[WrittenPieces], need_bytes: int = 0
+    ) -> None:
+        """Make a checkpoint of an attempt that all ranks have written; it is durable afterwards.
+
+        Raises as `save`, also where what was written does not make up the tensors of the draft. The
+        attempt is dropped then.
+        """
+        manifest = replace(
+            draft,
+            files=tuple([file for one in written for file in one.files]),
+            pieces=tuple([piece for one in written for piece in one.pieces]),
+            has_nan=any([one.has_nan for one in written]),
+        )
+        try:
+            lock = self._check_writer("save")
+            with self._saving(draft.step, lock, need_bytes):
+                is_there = draft.step in self.steps()
+                commit(self.fs, self.directory, manifest, is_there=is_there, confirm=lock.check)
+        except BaseException:
+            # Where it has its final name already, there is nothing here that could be removed.
+            self.drop(draft)
+            raise
+
+    def drop(self, draft: Manifest) -> None:
+        """Remove what was written of an attempt that is not to be a checkpoint."""
+        drop(self.fs, self.directory / tmp_name(draft.step, draft.attempt))
+
+    @contextmanager
+    def _saving(self, step: int, lock: WriterLock, need_bytes: int) -> Iterator[None]:
+        """Raise what goes wrong with the disk as errors of this family."""
+        with writing(self.directory, f"save step {step}", self.fs.free_bytes, need_bytes):
+            try:
+                yield
             except OSError:
                 lock.check()  # if it was lost, that is the cause
                 raise
-        # After the acknowledgement is due: an error here does not undo the save, and is only
-        # reported.
-        self._collect(step)
-        return final
 
     def _check_writer(self, what: str) -> WriterLock:
         if self._lock is None:
@@ -378,12 +469,12 @@ class CheckpointManager(CheckpointReader):
                 f"cannot {what} in {self.directory}: this manager is not its writer; call open(), "
                 "or use it in a `with` block"
             )
-        with writing(self.directory, what, self._fs.free_bytes):
+        with writing(self.directory, what, self.fs.free_bytes):
             self._lock.check()
         return self._lock
 
     def _require_space(self, need_bytes: int) -> None:
-        free_bytes = self._fs.free_bytes(self.directory)
+        free_bytes = self.fs.free_bytes(self.directory)
         if free_bytes < need_bytes:
             raise CheckpointSpaceError(self.directory, need_bytes, free_bytes)
 
@@ -402,9 +493,10 @@ class CheckpointManager(CheckpointReader):
             is_same = (
                 _resume_facts(manifest) == _resume_facts(draft)
                 and len(manifest.files) == len(shards)
-                and {t.name: t for shard in shards for t in shard.tensors}
-                == {t.name: replace(t, xxh3_128="") for t in manifest.tensors}
-                and all([t.xxh3_128 == tensor_hash(arrays[t.name]) for t in manifest.tensors])
+                and {piece.tensor for shard in shards for piece in shard.pieces}
+                == {*manifest.tensors}
+                and len(manifest.pieces) == len(manifest.tensors)
+                and all([p.xxh3_128 == tensor_hash(arrays[p.tensor]) for p in manifest.pieces])
             )
             if is_same:
                 self.verify(draft.step)
@@ -415,8 +507,13 @@ class CheckpointManager(CheckpointReader):
             self._report(f"replacing the checkpoint of step {draft.step}, which has another state")
         return is_same
 
-    def _collect(self, step: int) -> None:
-        fs, directory = self._fs, self.directory
+    def collect(self, step: int) -> None:
+        """Remove what is older than the last ones that stay; `step` is the one just saved.
+
+        After the acknowledgement is due: an error here does not undo the save, and is only
+        reported.
+        """
+        fs, directory = self.fs, self.directory
         try:
             # Newer steps are not counted: after a fall-back they are damaged, and must not push out
             # the one just saved.
@@ -437,7 +534,7 @@ class CheckpointManager(CheckpointReader):
 
 
 def _resume_facts(manifest: Manifest) -> tuple[Any, ...]:
-    # What a resumed run reads besides the tensors; plan and configuration may differ harmlessly.
+    # Plan and configuration may differ harmlessly.
     data_state = plain_json(manifest.data_state)
     return (manifest.seed, data_state, manifest.data_fingerprint)
 

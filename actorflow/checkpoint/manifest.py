@@ -4,14 +4,18 @@ The file is one line of JSON, a newline, and the xxh3_128 of the line. The hash 
 does not prove an author. So the parser trusts nothing: every field has a type and a range, every
 file name is checked before it is opened, unknown and repeated keys are refused. `Expected` holds a
 manifest against the variables of the job that is to go on from it.
+
+Format 2 lists tensors as wholes, and the pieces that they consist of; that each element of each
+tensor is in one piece, and in no second one, is proven when a manifest is parsed. Format 1 had
+whole tensors, one in each entry with its file and hash: it is read as tensors of one piece.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import xxhash
@@ -22,7 +26,11 @@ from actorflow.checkpoint.shard import (
     MAX_SIZE,
     Array,
     Digest,
+    DtypeName,
+    Extent,
     FileEntry,
+    Piece,
+    PieceEntry,
     ShardSpec,
     TensorEntry,
 )
@@ -37,9 +45,12 @@ from compiler.contract.codec import (
     to_object,
 )
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+WHOLE_VERSION = 1
+"""The format of whole tensors, which is read and no longer written."""
 MAX_MANIFEST_BYTES = 64 << 20
-"""Of the file. A tensor takes some 250 bytes; what is parsed may take twenty times the text."""
+"""Of the file. A piece takes some 250 bytes; what is parsed may take twenty times the text."""
+MAX_RANKS = 1 << 20
 
 _HASH_BYTES = 32
 _MAX_RANK = 32
@@ -51,7 +62,7 @@ class Manifest:
 
     `attempt` is unique per save. `config`, `data_state` and `versions` hold JSON values only.
     `data_state` is the position after the last batch that a saved step consumed; None for a source
-    without one.
+    without one. `num_ranks` wrote it.
     """
 
     format_version: int
@@ -62,18 +73,22 @@ class Manifest:
     config: JsonObject
     files: tuple[FileEntry, ...]
     tensors: tuple[TensorEntry, ...]
+    pieces: tuple[PieceEntry, ...]
+    num_ranks: Annotated[int, Bounds(1, MAX_RANKS)]
     data_state: JsonObject | None
     data_fingerprint: Text
     versions: Mapping[Text, Text]
     has_nan: bool
 
     def shards(self) -> tuple[tuple[FileEntry, ShardSpec], ...]:
-        """Return each file with its tensors."""
-        # Files first, so that one without tensors is there as well.
-        tensors: dict[str, list[TensorEntry]] = {file.name: [] for file in self.files}
-        for tensor in self.tensors:
-            tensors[tensor.file].append(tensor)
-        return tuple((file, ShardSpec(file.name, tuple(tensors[file.name]))) for file in self.files)
+        """Return each file with its pieces."""
+        # Files first, so that one without pieces is there as well.
+        pieces: dict[str, list[Piece]] = {file.name: [] for file in self.files}
+        tensors = {tensor.name: tensor for tensor in self.tensors}
+        for one in self.pieces:
+            piece = Piece(tensors[one.tensor], one.offset, one.extents, one.xxh3_128)
+            pieces[one.file].append(piece)
+        return tuple((file, ShardSpec(file.name, tuple(pieces[file.name]))) for file in self.files)
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -121,36 +136,149 @@ def _manifest_of(body: bytes) -> Manifest:
     # Before the fields: another version may have others, and is to be named as such.
     version = value.get("format_version") if isinstance(value, dict) else None
     # type() and not isinstance: true is no version.
-    if type(version) is int and version != FORMAT_VERSION:
+    if type(version) is int and version not in (WHOLE_VERSION, FORMAT_VERSION):
         raise CheckpointDamaged(
-            f"{MANIFEST_NAME} has format version {version}; this actorflow reads {FORMAT_VERSION}"
+            f"{MANIFEST_NAME} has format version {version}; this actorflow reads {WHOLE_VERSION}"
+            f" and {FORMAT_VERSION}"
         )
-    manifest = from_object(Manifest, value)
+    is_whole = type(version) is int and version == WHOLE_VERSION
+    manifest = from_object(Manifest, _of_wholes(value) if is_whole else value)
     names = {file.name for file in manifest.files}
     if len(names) != len(manifest.files) or MANIFEST_NAME in names:
         raise DecodeError("are listed twice, or name the manifest itself", "files")
-    if len({tensor.name for tensor in manifest.tensors}) != len(manifest.tensors):
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+    if len(tensors) != len(manifest.tensors):
         raise DecodeError("is listed twice", "a tensor")
     for index, tensor in enumerate(manifest.tensors):
-        _check_tensor(tensor, names, f"tensors[{index}]")
+        _check_tensor(tensor, f"tensors[{index}]")
+    for index, piece in enumerate(manifest.pieces):
+        _check_piece(piece, tensors, names, f"pieces[{index}]")
+    _check_files(manifest)
+    boxes: dict[str, list[Extents]] = {name: [] for name in tensors}
+    for piece in manifest.pieces:
+        boxes[piece.tensor].append((piece.offset, piece.extents))
+    for name, tensor in tensors.items():
+        if wrong := cover_fault(tensor.shape, boxes[name]):
+            raise DecodeError(wrong, f"tensor {name!a:.80}")
+    return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class _WholeTensor:
+    """A tensor of format 1."""
+
+    name: Text
+    file: Text
+    dtype: DtypeName
+    shape: tuple[Extent, ...]
+    xxh3_128: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class _WholeTensors:
+    """What format 1 has instead of tensors and pieces."""
+
+    tensors: tuple[_WholeTensor, ...]
+
+
+def _of_wholes(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest of format 1 as one of format 2, neither of which is checked yet."""
+    tensors = from_object(_WholeTensors, {"tensors": value.get("tensors")}).tensors
+    pieces = [PieceEntry(t.name, (0,) * len(t.shape), t.shape, t.file, t.xxh3_128) for t in tensors]
+    wholes = [TensorEntry(t.name, t.dtype, t.shape) for t in tensors]
+    twice = [key for key in ("pieces", "num_ranks") if key in value]
+    if twice:
+        raise DecodeError("is a field that format 1 does not have", twice[0])
+    rows = {"tensors": [to_object(t) for t in wholes], "pieces": [to_object(p) for p in pieces]}
+    # Through JSON, as if it had been read.
+    return {**value, "format_version": FORMAT_VERSION, "num_ranks": 1, **from_json(to_json(rows))}
+
+
+def _check_tensor(tensor: TensorEntry, where: str) -> None:
+    if tensor.name in ("", "__metadata__"):
+        raise DecodeError(f"is {tensor.name!r}, which names no tensor", f"{where}.name")
+    # Extents of an empty array count too: numpy refuses them although no byte is needed.
+    size = math.prod([max(n, 1) for n in tensor.shape]) * np.dtype(tensor.dtype).itemsize
+    if len(tensor.shape) > _MAX_RANK or size > MAX_SIZE:
+        raise DecodeError(f"is {tensor.shape!s:.80}, larger than any memory", f"{where}.shape")
+
+
+def _check_piece(
+    piece: PieceEntry, tensors: Mapping[str, TensorEntry], files: set[str], where: str
+) -> None:
+    tensor = tensors.get(piece.tensor)
+    if tensor is None:
+        raise DecodeError(f"is {piece.tensor!a:.80}, which is not there", f"{where}.tensor")
+    if piece.file not in files:
+        raise DecodeError(f"is {piece.file!a:.80}, which is not there", f"{where}.file")
+    is_within = len(piece.offset) == len(piece.extents) == len(tensor.shape) and all(
+        [
+            at + extent <= whole
+            for at, extent, whole in zip(piece.offset, piece.extents, tensor.shape, strict=True)
+        ]
+    )
+    if not is_within:
+        raise DecodeError(
+            f"is {piece.offset!s:.80} with extents {piece.extents!s:.80}, which is no box of a"
+            f" tensor of shape {tensor.shape!s:.80}",
+            f"{where}.offset",
+        )
+
+
+def _check_files(manifest: Manifest) -> None:
     for file, spec in manifest.shards():
+        if len({piece.key for piece in spec.pieces}) != len(spec.pieces):
+            raise DecodeError("has two pieces of one name", file.name)
         if spec.size_bytes() != file.size_bytes:
             raise DecodeError(
                 f"is listed with {file.size_bytes} bytes, its tensors make {spec.size_bytes()}",
                 file.name,
             )
-    return manifest
 
 
-def _check_tensor(tensor: TensorEntry, files: set[str], where: str) -> None:
-    if tensor.name in ("", "__metadata__"):
-        raise DecodeError(f"is {tensor.name!r}, which names no tensor", f"{where}.name")
-    if tensor.file not in files:
-        raise DecodeError(f"is {tensor.file!a:.80}, which is not there", f"{where}.file")
-    # Extents of an empty array count too: numpy refuses them although no byte is needed.
-    size = math.prod([max(n, 1) for n in tensor.shape]) * np.dtype(tensor.dtype).itemsize
-    if len(tensor.shape) > _MAX_RANK or size > MAX_SIZE:
-        raise DecodeError(f"is {tensor.shape!s:.80}, larger than any memory", f"{where}.shape")
+Extents = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offset and extents of a box."""
+
+
+def cover_fault(shape: tuple[int, ...], boxes: Sequence[Extents]) -> str:
+    """Return what is wrong with boxes (offset, extents) as parts of a whole, "" for nothing.
+
+    Each element of the whole is to be in one box, and in no second one. Boxes lie within it.
+    """
+    num_elements = sum([math.prod(extents) for _, extents in boxes])
+    if num_elements != math.prod(shape):
+        return f"has {math.prod(shape)} elements, and its pieces have {num_elements}"
+    filled = sorted([box for box in boxes if math.prod(box[1])])
+    # As many elements as the whole has: they cover it exactly if no two boxes overlap.
+    return "has pieces that overlap, or lie in no grid" if _overlap(filled, 0) else ""
+
+
+_MOST_CUTS = 64
+"""How many intervals a box may extend over, on average: those of a grid extend over one."""
+
+
+def _overlap(boxes: Sequence[Extents], axis: int) -> bool:
+    """Whether two boxes overlap that share an interval along each axis before `axis`.
+
+    Boxes that are cut into too many intervals count as well: a hostile manifest could take any time
+    otherwise.
+    """
+    if len(boxes) < 2:
+        return False
+    if axis == len(boxes[0][0]):
+        return True
+    # Cut at every end along this axis: boxes of one interval there share it, and differ later on.
+    ends = sorted({at[axis] for at, _ in boxes} | {at[axis] + n[axis] for at, n in boxes})
+    number = {end: index for index, end in enumerate(ends)}
+    num_cuts = sum([number[at[axis] + n[axis]] - number[at[axis]] for at, n in boxes])
+    if num_cuts > _MOST_CUTS * len(boxes):
+        return True
+    cells: list[list[Extents]] = [[] for _ in ends]
+    for box in boxes:
+        first, last = number[box[0][axis]], number[box[0][axis] + box[1][axis]]
+        for cell in range(first, last):
+            cells[cell].append(box)
+    return any([_overlap(cell, axis + 1) for cell in cells])
 
 
 # Hashes cannot say that somebody who computed them again meant what this job needs, so a manifest
@@ -189,7 +317,8 @@ class Expected:
 
     def check_values(self, manifest: Manifest, tensors: Mapping[str, Array]) -> None:
         """Raise CheckpointUnfit when the state is not that of the manifest's step."""
-        if self.counter and int(tensors[self.counter]) != manifest.step:
+        # A rank of a stage may have no such variable.
+        if self.counter in tensors and int(tensors[self.counter]) != manifest.step:
             raise CheckpointUnfit(
                 f"its variable {self.counter!r} is {int(tensors[self.counter])}, and its name"
                 f" says step {manifest.step}"

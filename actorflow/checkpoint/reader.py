@@ -6,7 +6,7 @@ and skipped. Steps without a valid one among them are an error, never a fresh st
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from actorflow.checkpoint.errors import (
 )
 from actorflow.checkpoint.fs import (
     MANIFEST_NAME,
+    MAX_STEP,
     Fs,
     aside_step_of,
     is_leftover,
@@ -28,13 +29,16 @@ from actorflow.checkpoint.fs import (
     step_of,
 )
 from actorflow.checkpoint.manifest import MAX_MANIFEST_BYTES, Expected, Manifest, decode
-from actorflow.checkpoint.shard import Array, read_shard
+from actorflow.checkpoint.shard import Array, Box, WantedTensors, open_shard, read_shard
 from memory.report import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
-    """A verified checkpoint in memory: fresh, writable arrays by tensor name."""
+    """A verified checkpoint in memory: fresh, writable arrays by tensor name.
+
+    Of each tensor they hold the box that was wanted, or all of it.
+    """
 
     manifest: Manifest
     tensors: dict[str, Array]
@@ -51,6 +55,8 @@ class CheckpointRow:
     path: Path
     size_bytes: int
     num_tensors: int
+    num_pieces: int
+    num_ranks: int
     modified_ns: int
     has_nan: bool
     problem: str
@@ -63,11 +69,13 @@ class CheckpointReader:
         fs: the file system.
         directory: the run directory; none of its checkpoints where it does not exist.
         report: is told what is skipped.
+
+    `fs` and `directory` are attributes.
     """
 
     def __init__(self, fs: Fs, directory: Path, report: Callable[[str], None]) -> None:
         self.directory = directory
-        self._fs = fs
+        self.fs = fs
         self._report = report
 
     def steps(self) -> tuple[int, ...]:
@@ -80,22 +88,51 @@ class CheckpointReader:
         Memory: one chunk of 8 MiB. Raises CheckpointDamaged, naming the file, where something is
         missing or differs.
         """
-        return self._read(step, is_kept=False).manifest
+        manifest, path = self.manifest(step), self.directory / step_name(step)
+        with reading(path):
+            for file, spec in manifest.shards():
+                read_shard(self.fs, path, file, spec)
+        return manifest
 
-    def load(self, step: int, expected: Expected | None = None) -> LoadedCheckpoint:
+    def load(
+        self,
+        step: int,
+        expected: Expected | None = None,
+        boxes: Mapping[str, Box] | None = None,
+    ) -> LoadedCheckpoint:
         """Read, verify and return a checkpoint, in one pass over its files.
+
+        Args:
+            step: which one.
+            expected: what its tensors must be.
+            boxes: what is wanted of each tensor, by name; None for all of every tensor. Only pieces
+                of which something is wanted are read and verified.
 
         Raises:
             CheckpointDamaged: something is missing or differs; the message names the file.
             CheckpointUnfit: it is not what was expected; then no tensor was read.
         """
-        return self._read(step, is_kept=True, expected=expected)
+        manifest = self.manifest(step)
+        if expected is not None:
+            expected.check(manifest)
+        tensors = self._read(manifest, boxes)
+        if expected is not None:
+            expected.check_values(manifest, tensors)
+        return LoadedCheckpoint(manifest, tensors)
 
-    def latest(self, expected: Expected | None = None) -> LoadedCheckpoint | None:
+    def latest(
+        self,
+        expected: Expected | None = None,
+        boxes: Mapping[str, Box] | None = None,
+        *,
+        at_most: int = MAX_STEP,
+        report: Callable[[str], None] | None = None,
+    ) -> LoadedCheckpoint | None:
         """Return the newest checkpoint that is valid and as expected; None if there never was one.
 
         Each other one is reported and skipped, and nothing of its size is reserved. One that a
-        writer removes meanwhile is passed over.
+        writer removes meanwhile is passed over. Those after step `at_most` are not looked at;
+        `expected` and `boxes` are those of `load`; `report` takes the place of the reader's own.
 
         Raises:
             NoValidCheckpoint: there are checkpoints, and none can be used.
@@ -104,9 +141,9 @@ class CheckpointReader:
         """
         loaded, problems = None, []
         unfit: list[str] = []
-        for step in reversed(self.steps()):
+        for step in reversed([step for step in self.steps() if step <= at_most]):
             try:
-                loaded = self.load(step, expected)
+                loaded = self.load(step, expected, boxes)
                 break
             except CheckpointUnfit as error:
                 unfit.append(f"the checkpoint of step {step} does not fit this job: {error}")
@@ -114,7 +151,7 @@ class CheckpointReader:
             except CheckpointDamaged as error:
                 if step not in self.steps():
                     # A writer removed it meanwhile, so there is a newer one: look again.
-                    return self.latest(expected)
+                    return self.latest(expected, boxes, at_most=at_most, report=report)
                 problems.append(f"checkpoint of step {step} is damaged and not used: {error}")
         if unfit and len(unfit) == len(problems) and loaded is None:
             raise CheckpointUnfit(
@@ -122,7 +159,7 @@ class CheckpointReader:
                 " optimizer that wrote this one"
             )
         for problem in problems:
-            self._report(problem)
+            (report or self._report)(problem)
         if loaded is not None:
             return loaded
         asides = [name for name in self._names() if aside_step_of(name) is not None]
@@ -154,7 +191,7 @@ class CheckpointReader:
 
     def _names(self) -> list[str]:
         try:
-            return self._fs.listdir(self.directory)
+            return self.fs.listdir(self.directory)
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -165,7 +202,7 @@ class CheckpointReader:
 
         Raises CheckpointDamaged where it is missing, damaged, or of another step.
         """
-        fs, path = self._fs, self.directory / step_name(step)
+        fs, path = self.fs, self.directory / step_name(step)
         with reading(path):
             fd = fs.open_read(path, MANIFEST_NAME)
             try:
@@ -186,36 +223,50 @@ class CheckpointReader:
             raise CheckpointDamaged(f"{path}: its manifest belongs to step {manifest.step}")
         return manifest
 
-    def _read(
-        self, step: int, *, is_kept: bool, expected: Expected | None = None
-    ) -> LoadedCheckpoint:
-        manifest = self.manifest(step)
-        if expected is not None:
-            expected.check(manifest)
-        path = self.directory / step_name(step)
-        tensors: dict[str, Array] = {}
+    def _read(self, manifest: Manifest, boxes: Mapping[str, Box] | None) -> dict[str, Array]:
+        path, fs = self.directory / step_name(manifest.step), self.fs
+        wanted = WantedTensors(boxes)
         try:
             with reading(path):
-                for file, spec in manifest.shards():
-                    tensors.update(read_shard(self._fs, path, file, spec, is_kept=is_kept))
+                shards = [
+                    (file, spec)
+                    for file, spec in manifest.shards()
+                    if any([wanted.has(piece) for piece in spec.pieces])
+                ]
+                # All sizes before the first array is made: its tensor may lie in several files.
+                for _, spec in shards:
+                    fs.close(open_shard(fs, path, spec))
+                for file, spec in shards:
+                    read_shard(fs, path, file, spec, wanted)
+            for tensor in manifest.tensors:
+                box = wanted.box(tensor)
+                if box is not None:
+                    wanted.array(tensor, box)  # also of one without elements
         except MemoryError as error:
             size = format_bytes(sum(file.size_bytes for file in manifest.files))
             raise CheckpointError(
                 f"there is no memory to read {path}: its tensors take {size}"
             ) from error
-        if expected is not None:
-            expected.check_values(manifest, tensors)
-        return LoadedCheckpoint(manifest, tensors)
+        return wanted.arrays
 
     def _row(self, step: int) -> CheckpointRow:
         path = self.directory / step_name(step)
         try:
             manifest = self.manifest(step)
             with reading(path):
-                modified_ns = self._fs.stat(path / MANIFEST_NAME).modified_ns
+                modified_ns = self.fs.stat(path / MANIFEST_NAME).modified_ns
         except CheckpointError as error:
-            return CheckpointRow(step, path, 0, 0, 0, has_nan=False, problem=str(error))
+            return CheckpointRow(step, path, 0, 0, 0, 0, 0, has_nan=False, problem=str(error))
         size_bytes = sum(file.size_bytes for file in manifest.files)
+        num_tensors, num_pieces = len(manifest.tensors), len(manifest.pieces)
         return CheckpointRow(
-            step, path, size_bytes, len(manifest.tensors), modified_ns, manifest.has_nan, ""
+            step,
+            path,
+            size_bytes,
+            num_tensors,
+            num_pieces,
+            manifest.num_ranks,
+            modified_ns,
+            manifest.has_nan,
+            "",
         )

@@ -172,6 +172,10 @@ class LogFs:
         self._positions[fd] = at + len(data)
         return len(data)
 
+    def seek(self, fd: int, offset_bytes: int) -> None:
+        """See `Fs.seek`."""
+        self._positions[fd] = offset_bytes
+
     def stat_open(self, fd: int) -> FileStat:
         """See `Fs.stat_open`."""
         return self._stat_of(self.open_files[fd])

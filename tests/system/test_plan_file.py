@@ -57,7 +57,7 @@ def actorflow(tmp_path):
 def newest(run):
     manifest = max(run.glob("step-*")) / "manifest.json"
     body = json.loads(manifest.read_text().splitlines()[0])
-    return body["step"], sorted((t["name"], t["xxh3_128"]) for t in body["tensors"])
+    return body["step"], sorted((p["tensor"], p["offset"], p["xxh3_128"]) for p in body["pieces"])
 
 
 def test_a_plan_file_trains_to_the_same_bytes_as_the_script(actorflow, tmp_path):

@@ -78,7 +78,9 @@ def hashes(directory):
     """Return step and content hashes of the newest checkpoint."""
     newest = max(directory.glob("step-*"))
     manifest = json.loads((newest / "manifest.json").read_text().splitlines()[0])
-    return manifest["step"], sorted((t["name"], t["xxh3_128"]) for t in manifest["tensors"])
+    return manifest["step"], sorted(
+        (p["tensor"], p["offset"], p["xxh3_128"]) for p in manifest["pieces"]
+    )
 
 
 def steps_of(log):

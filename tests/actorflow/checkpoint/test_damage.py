@@ -13,7 +13,7 @@ from error_texts import raises
 from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError, NoValidCheckpoint
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.checkpoint.manifest import Expected, decode, encode
-from actorflow.checkpoint.shard import FileEntry, ShardSpec
+from actorflow.checkpoint.shard import FileEntry, Piece, ShardSpec
 
 RUN = Path("/disk/run")
 FILES = ["manifest.json", "model-00001.safetensors", "optim-00001.safetensors"]
@@ -109,18 +109,23 @@ def test_a_hostile_manifest_with_a_right_hash_cannot_pass_another_tensor_off(sav
 
     (first,) = (t for t in manifest.tensors if t.name == "w")
     others = tuple(t for t in manifest.tensors if t.name != "w")
+    (piece,) = (p for p in manifest.pieces if p.tensor == "w")
+    rest = tuple(p for p in manifest.pieces if p.tensor != "w")
+    changed = {
+        "x": (replace(first, name="x"), replace(piece, tensor="x")),
+        "shape": (
+            replace(first, shape=first.shape[::-1]), replace(piece, extents=first.shape[::-1]),
+        ),
+        "dtype": (replace(first, dtype="uint64"), piece),
+        "hash": (first, replace(piece, xxh3_128="0" * 32)),
+    }  # fmt: skip
     file, *files = manifest.files
     lies = [
         replace(manifest, step=3),
         replace(manifest, files=(replace(file, xxh3_128="0" * 32), *files)),
         *(
-            replace(manifest, tensors=(replace(first, **lie), *others))
-            for lie in [
-                {"name": "x"},
-                {"shape": first.shape[::-1]},
-                {"dtype": "uint64"},
-                {"xxh3_128": "0" * 32},
-            ]
+            replace(manifest, tensors=(tensor, *others), pieces=(box, *rest))
+            for tensor, box in changed.values()
         ),
     ]
     for lie in lies:
@@ -133,10 +138,14 @@ def test_a_signed_tensor_larger_than_any_memory_is_a_typed_error(saved):
     manifest = decode(bytes(content(saved, 2, FILES[0])))
     (w,) = [t for t in manifest.tensors if t.name == "w"]
     w = replace(w, dtype="float64", shape=(2**58,))
-    spec = ShardSpec(w.file, (w,))
-    lie = replace(manifest, files=(FileEntry(w.file, spec.size_bytes(), "0" * 32),), tensors=(w,))
+    (piece,) = [
+        replace(p, extents=w.shape, offset=(0,)) for p in manifest.pieces if p.tensor == "w"
+    ]
+    spec = ShardSpec(piece.file, (Piece(w, (0,), w.shape),))
+    file = FileEntry(piece.file, spec.size_bytes(), "0" * 32)
+    lie = replace(manifest, files=(file,), tensors=(w,), pieces=(piece,))
     content(saved, 2, FILES[0])[:] = encode(lie)
-    content(saved, 2, w.file)[:] = spec.header()
+    content(saved, 2, piece.file)[:] = spec.header()
 
     class Sparse:
         """Says that a file has the size that its manifest claims, as one with a hole may."""

@@ -318,35 +318,49 @@ class CountingFs(Fs):
         return came
 
 
+def with_tensors(manifest, change):
+    """Every tensor changed, each of one piece."""
+    tensors = {t.name: change(t) for t in manifest.tensors}
+    pieces = [
+        replace(p, offset=(0,) * len(tensors[p.tensor].shape), extents=tensors[p.tensor].shape)
+        for p in manifest.pieces
+    ]
+    return replace(manifest, tensors=tuple(tensors.values()), pieces=tuple(pieces))
+
+
 def a_huge_tensor(manifest):
-    return replace(
-        manifest,
-        tensors=tuple([replace(t, shape=(1 << 34,), dtype="float64") for t in manifest.tensors]),
-    )
+    return with_tensors(manifest, lambda t: replace(t, shape=(1 << 34,), dtype="float64"))
 
 
 def a_tensor_of_another_type(manifest):
-    others = [replace(t, dtype="uint64") for t in manifest.tensors if t.dtype == "float64"]
-    rest = [t for t in manifest.tensors if t.dtype != "float64"]
-    return replace(manifest, tensors=(*others, *rest))
+    others = {"float64": "uint64"}
+    return with_tensors(manifest, lambda t: replace(t, dtype=others.get(t.dtype, t.dtype)))
 
 
 def tensors_of_other_values(manifest):
-    return replace(
-        manifest, tensors=tuple([replace(t, xxh3_128="0" * 32) for t in manifest.tensors])
-    )
+    return replace(manifest, pieces=tuple([replace(p, xxh3_128="0" * 32) for p in manifest.pieces]))
 
 
 def a_tensor_more(manifest):
     (entry,) = [t for t in manifest.tensors if t.name == "b"]
+    (piece,) = [p for p in manifest.pieces if p.tensor == "b"]
     more = replace(entry, name="c", shape=(1 << 34,))
-    return replace(manifest, tensors=(*manifest.tensors, more))
+    box = replace(piece, tensor="c", extents=more.shape)
+    return replace(manifest, tensors=(*manifest.tensors, more), pieces=(*manifest.pieces, box))
 
 
 def a_file_more(manifest):
-    more = replace(manifest.files[0], name="more-00001.safetensors")
-    entry = replace(manifest.tensors[0], name="more", file=more.name, shape=(1 << 34,))
-    return replace(manifest, files=(*manifest.files, more), tensors=(*manifest.tensors, entry))
+    file = replace(manifest.files[0], name="more-00001.safetensors")
+    more = replace(manifest.tensors[0], name="more", shape=(1 << 34,))
+    box = replace(
+        manifest.pieces[0], tensor="more", file=file.name, offset=(0,), extents=more.shape
+    )
+    return replace(
+        manifest,
+        files=(*manifest.files, file),
+        tensors=(*manifest.tensors, more),
+        pieces=(*manifest.pieces, box),
+    )
 
 
 def another_position(manifest):

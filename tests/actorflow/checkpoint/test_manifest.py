@@ -1,5 +1,7 @@
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,17 +13,19 @@ from hypothesis import strategies as st
 
 from actorflow.checkpoint import manifest
 from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError
+from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.checkpoint.manifest import (
     FORMAT_VERSION,
     Manifest,
     decode,
     encode,
 )
-from actorflow.checkpoint.shard import FileEntry, ShardSpec, TensorEntry
+from actorflow.checkpoint.shard import FileEntry, Piece, PieceEntry, ShardSpec, TensorEntry
 
 HASH = "0123456789abcdef0123456789abcdef"
-TENSOR = TensorEntry("w", "model-00001.safetensors", "float32", (2, 3), HASH)
-SPEC = ShardSpec(TENSOR.file, (TENSOR,))
+TENSOR = TensorEntry("w", "float32", (2, 3))
+FILE = "model-00001.safetensors"
+SPEC = ShardSpec(FILE, (Piece(TENSOR, (0, 0), (2, 3), HASH),))
 MANIFEST = Manifest(
     format_version=FORMAT_VERSION,
     attempt=HASH,
@@ -31,6 +35,8 @@ MANIFEST = Manifest(
     config={"lr": 0.1, "betas": [0.9, 0.95]},
     files=(FileEntry(SPEC.name, SPEC.size_bytes(), HASH),),
     tensors=(TENSOR,),
+    pieces=(PieceEntry("w", (0, 0), (2, 3), FILE, HASH),),
+    num_ranks=1,
     data_state={"kind": "tokens", "batches": 3},
     data_fingerprint="def",
     versions={"numpy": "2"},
@@ -102,7 +108,7 @@ def test_every_flipped_bit_every_cut_and_every_appended_byte_is_found():
 
 def hostile():
     """Well-hashed manifests that lie: one change each."""
-    file, tensor = "files", "tensors"
+    file, tensor, piece = "files", "tensors", "pieces"
     for name in [
         "../x", "/etc/passwd", "..", ".", "", "a/b", "A", "x\n", "con", "manifest.json", ".lock",
         "x" * 500, "é", None, 3, ["x"],
@@ -120,9 +126,16 @@ def hostile():
     for name in ["", "__metadata__", None, 5]:
         yield f"tensor {name!r}", (tensor, 0, "name"), name
     for target in ["other.safetensors", "../x", None, 1]:
-        yield f"tensor in {target!r}", (tensor, 0, "file"), target
+        yield f"piece in {target!r}", (piece, 0, "file"), target
+        yield f"piece of {target!r}", (piece, 0, "tensor"), target
+    for box in [None, 3, [0], [0, 0, 0], [-1, 0], [1, 0], [0.0, 0], [True, 0], [2**70, 0], "00"]:
+        yield f"offset {str(box)[:30]}", (piece, 0, "offset"), box
+    for box in [None, [2], [2, 3, 1], [2, 4], [3, 2], [1, 3], [0, 0], [2**62, 3]]:
+        yield f"extents {str(box)[:30]}", (piece, 0, "extents"), box
+    for count in [0, -1, None, True, "1", 2**30]:
+        yield f"ranks {count!r}", ("num_ranks",), count
     for digest in [None, 0, "", "0" * 31, "0" * 33, HASH.upper(), "g" * 32, HASH + "\n"]:
-        yield f"hash {digest!r}", (tensor, 0, "xxh3_128"), digest
+        yield f"hash {digest!r}", (piece, 0, "xxh3_128"), digest
         yield f"file hash {digest!r}", (file, 0, "xxh3_128"), digest
         yield f"attempt {digest!r}", ("attempt",), digest
     for step in [-1, 10**10, 1.0, "1", None, True, 10**400]:
@@ -133,7 +146,8 @@ def hostile():
         yield f"version {version!r}", ("format_version",), version
     for key, wrong in [
         ("config", []), ("config", None), ("files", {}), ("files", None), ("files", [None]),
-        ("tensors", "x"), ("tensors", [[]]), ("data_state", []), ("data_state", 0),
+        ("tensors", "x"), ("tensors", [[]]), ("pieces", {}), ("pieces", [None]), ("pieces", []),
+        ("data_state", []), ("data_state", 0),
         ("versions", {"a": 1}), ("versions", []), ("has_nan", 0), ("has_nan", None),
         ("plan_hash", None), ("data_fingerprint", 7),
     ]:  # fmt: skip
@@ -151,12 +165,12 @@ def test_a_well_hashed_lie_is_refused(path, value):
         place = place[key]
     place[path[-1]] = value
     if path == ("files", 0, "name"):
-        lie["tensors"][0]["file"] = value  # so that nothing but the name itself is wrong
+        lie["pieces"][0]["file"] = value  # so that nothing but the name itself is wrong
     with pytest.raises(CheckpointDamaged):
         decode(sealed(lie))
 
 
-@pytest.mark.parametrize("where", [(), ("files", 0), ("tensors", 0)])
+@pytest.mark.parametrize("where", [(), ("files", 0), ("tensors", 0), ("pieces", 0)])
 def test_missing_and_unknown_fields_are_refused(where):
     for edit in ("drop", "add"):
         for name in list(encode_place(as_json(), where)):
@@ -177,7 +191,7 @@ def encode_place(value, where):
 
 
 def test_what_is_listed_twice_is_refused():
-    for key in ("files", "tensors"):
+    for key in ("files", "tensors", "pieces"):
         lie = as_json()
         lie[key] *= 2
         with raises(CheckpointDamaged):
@@ -208,6 +222,30 @@ def test_numbers_that_json_does_not_have_are_refused(constant):
     body = encode(MANIFEST).splitlines()[0].replace(b'"lr":0.1', b'"lr":' + constant)
     with raises(CheckpointDamaged):
         decode(sealed(body))
+
+
+FORMAT_1 = Path(__file__).parents[2] / "data" / "checkpoint_format_1"
+
+
+def test_what_format_1_wrote_is_loaded_as_tensors_of_one_piece(tmp_path):
+    shutil.copytree(FORMAT_1, tmp_path / "step-0000000012")
+    reader = CheckpointManager(tmp_path)
+    assert reader.verify(12).format_version == FORMAT_VERSION
+    loaded = reader.latest()
+    assert loaded.manifest.data_state == {"batches": 12}
+    assert [p.offset for p in loaded.manifest.pieces] == [(), (0, 0), (0, 0), ()]
+    assert {n: a.tolist() for n, a in loaded.tensors.items()} == {
+        "gain": 2.5, "none": [], "w": [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]], "step": 12,
+    }  # fmt: skip
+    part = reader.load(12, boxes={"w": (slice(1, 3), slice(0, 3))}).tensors
+    assert {n: a.tolist() for n, a in part.items()} == {"w": [[3, 4, 5], [6, 7, 8]]}
+
+
+def test_a_lie_of_format_1_is_refused():
+    lie = json.loads((FORMAT_1 / "manifest.json").read_bytes().splitlines()[0])
+    for change in ({"tensors": lie["tensors"][1:]}, {"pieces": []}, {"num_ranks": 1}, {"step": -1}):
+        with pytest.raises(CheckpointDamaged):
+            decode(sealed(lie | change))
 
 
 def test_a_newer_format_says_so():
