@@ -23,11 +23,11 @@ TORCH_SIGNATURES = (
 """Functions with more parameters, because users call them as torch's."""
 
 BUDGET = {
-    "actorflow": 37_200,
+    "actorflow": 37_700,
     "actors": 47_800,
     "compiler": 32_450,
     "memory": 3_800,
-    "tests": 103_250,
+    "tests": 103_650,
     "benchmarks": 15_800,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

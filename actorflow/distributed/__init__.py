@@ -1,4 +1,4 @@
-"""Several ranks as one job: launched, agreed on every step, with one plan and whole checkpoints.
+"""Several ranks as one job: launched, agreed on every step, with one plan and one checkpoint.
 
 `actorflow launch` starts a process per rank, through an agent on each host, and the coordinator,
 which lives in the launcher. When one rank fails, all end, and all are started again as an epoch if
@@ -25,12 +25,15 @@ host_check.py       `check_hosts`, `findings`: whether hosts fit together, befor
 link_probe.py       a link between two hosts, tried: reached or not, time, rate, clock
 restart.py          `supervise`: epochs, one start of all ranks after the other; `RestartPolicy`
 agreed_plan.py      a plan for every rank, compiled once per class; what differs between two ranks
-unshard.py          whole variables from the parts of all ranks, for reads and for checkpoints
+unshard.py          which rank holds what; whole variables from the parts of all ranks
+sharded_save.py     a checkpoint of all ranks: who writes what, votes, the two phases
+run_directory.py    the proof that all ranks have one run directory
 
-May import actorflow.{compile, data, environment, options, tensor}; actors.{collectives, machine};
-compiler.{contract, graph, ops.primitives, pipeline, verify}; memory.report. Must not import trace,
-run, jobs or cli. zmq is imported by agents, hosts, launcher.py, coordinator.py and member.py
-alone, ray by ray_hosts.py; a run of one rank loads neither.
+May import actorflow.{checkpoint, compile, data, environment, options, tensor};
+actors.{collectives, machine}; compiler.{contract, graph, ops.primitives, pipeline, verify};
+memory.report. Must not import trace, run, jobs or cli. zmq is imported by agents, hosts,
+launcher.py, coordinator.py and member.py alone, ray by ray_hosts.py; a run of one rank loads
+neither.
 
 Begin reading at process_group.py, then distributed_run.py, which are all that a run asks of the
 others; then agreement.py, whose docstring says why a stop or a checkpoint falls on the same step of

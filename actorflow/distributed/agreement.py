@@ -28,6 +28,11 @@ two steps that the user makes one by one.
 *Ends.* A rank whose data ends says after which step. Others answer if they have data for more, for
 they would wait for it in a collective. All that ended must name the same step.
 
+*Checkpoints.* The first rank names an attempt to save a step, all ranks vote on it, and the first
+rank, which is told all votes at once, says how it ended. Who decides is the first rank; here it is
+only passed on, in whatever order it comes, after the run's end as well: a last save outlives the
+data. Steps that are saved only grow, so what is said of an earlier one is old.
+
 *RankFailure.* The first one counts. It is told to every rank, now or as soon as it is heard of.
 """
 
@@ -43,7 +48,12 @@ from actorflow.distributed.messages import (
     Ack,
     BatchDigest,
     CheckpointAt,
+    CheckpointBegun,
+    CheckpointEnded,
     CheckpointRequested,
+    CheckpointTimedOut,
+    CheckpointVote,
+    CheckpointVotes,
     CutAt,
     DataEnded,
     DataGivenUp,
@@ -216,6 +226,16 @@ class _AgreedRun:
     whys: dict[int, str] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _AgreedSaves:
+    """The checkpoints of one run: steps that were begun, voted on and ended last; votes by rank."""
+
+    begun: int = -1
+    voted: int = -1
+    ended: int = -1
+    votes: dict[int, CheckpointVote] = field(default_factory=dict)
+
+
 class CoordinatorState:
     """The agreement of one job. `failure` is the first one, or None.
 
@@ -239,6 +259,7 @@ class CoordinatorState:
         self._came: dict[int, GatherEntered] = {}
         self._runs: dict[int, _AgreedRun] = {}
         self._closed: set[int] = set()
+        self._saves: dict[int, _AgreedSaves] = {}
 
     def on_message(self, rank: int, message: FromRank) -> Sends:
         """Handle a message of a rank; return the messages to send."""
@@ -441,6 +462,59 @@ class CoordinatorState:
         run.is_checkpoint_asked = True
         return self._advance(message.run, run)
 
+    def _save_begun(self, rank: int, message: CheckpointBegun) -> Sends:
+        saves = self._saves.setdefault(message.run, _AgreedSaves())
+        if rank:
+            return self._fail(RankFailure(rank, "began a checkpoint, which rank 0 alone does"))
+        if message.step <= saves.begun:
+            return []
+        saves.begun = message.step
+        return [(r, one) for r, one in self._all(message) if r]
+
+    def _save_voted(self, rank: int, message: CheckpointVote) -> Sends:
+        saves = self._saves.setdefault(message.run, _AgreedSaves())
+        before = saves.votes.get(rank)
+        if message.step <= max(saves.voted, -1 if before is None else before.step):
+            return []
+        saves.votes[rank] = message
+        if [vote.step for vote in saves.votes.values()] != [message.step] * self.num_ranks:
+            return []
+        saves.voted = message.step
+        values = tuple([saves.votes[r].value for r in range(self.num_ranks)])
+        saves.votes.clear()
+        return [(0, CheckpointVotes(message.run, message.step, values))]
+
+    def _save_ended(self, rank: int, message: CheckpointEnded) -> Sends:
+        saves = self._saves.setdefault(message.run, _AgreedSaves())
+        if rank:
+            return self._fail(RankFailure(rank, "ended a checkpoint, which rank 0 alone does"))
+        if message.step <= saves.ended:
+            return []
+        saves.ended = message.step
+        # Also without votes: the first rank may end what it could not begin.
+        saves.begun, saves.voted = max(saves.begun, message.step), max(saves.voted, message.step)
+        return [(r, one) for r, one in self._all(message) if r]
+
+    def _save_waited(self, rank: int, message: CheckpointTimedOut) -> Sends:
+        saves = self._saves.setdefault(message.run, _AgreedSaves())
+        if message.step <= saves.ended:
+            return []
+        # All have voted, or it was not begun: then the first rank is awaited.
+        voters = [r for r, vote in saves.votes.items() if vote.step == message.step]
+        is_open = saves.voted < message.step <= saves.begun
+        missing = [r for r in range(self.num_ranks) if r not in voters] if is_open else [0]
+        if rank in missing:
+            return []
+        return self._fail(
+            RankFailure(
+                missing[0],
+                f"did not do its part of the checkpoint of step {message.step} within"
+                f" {message.seconds} s, for which rank {rank} waits: it hangs, is stopped, or its"
+                " disk does not answer (ACTORFLOW_RANK_SECONDS sets how long ranks wait for each"
+                " other)",
+            )
+        )
+
     def _ends(self, rank: int, message: DataEnded) -> Sends:
         run = self._run(message.run)
         if run is None or run.ends.get(rank) == message.step:
@@ -575,6 +649,10 @@ _TAKES: dict[type[Any], Callable[[CoordinatorState, int, Any], Sends]] = {
     StepReached: CoordinatorState._reached,
     StopRequested: CoordinatorState._stop_asked,
     CheckpointRequested: CoordinatorState._checkpoint_asked,
+    CheckpointBegun: CoordinatorState._save_begun,
+    CheckpointVote: CoordinatorState._save_voted,
+    CheckpointTimedOut: CoordinatorState._save_waited,
+    CheckpointEnded: CoordinatorState._save_ended,
     DataEnded: CoordinatorState._ends,
     DataRemains: CoordinatorState._has_data,
     LastStarted: CoordinatorState._would_end,

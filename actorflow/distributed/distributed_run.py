@@ -11,13 +11,18 @@ import xxhash
 from actorflow.data.source import content_hash
 from actorflow.distributed.messages import (
     BatchDigest,
+    CheckpointBegun,
+    CheckpointEnded,
     CheckpointRequested,
+    CheckpointTimedOut,
+    CheckpointVote,
     DataEnded,
     DataGivenUp,
     DataRemains,
     FromRank,
     Instruction,
     LastStarted,
+    OfCheckpoint,
     OfRun,
     PeerDataEnded,
     StepReached,
@@ -59,8 +64,8 @@ class DistributedRun:
     Args:
         member: this rank, which meets the others for the run.
         first_step: the step before its first one.
-        obey: called with each instruction of the coordinator, on the link's thread: it must not
-            block.
+        obey: called with each instruction of the coordinator, and with what is said of checkpoints,
+            on the link's thread: it must not block.
         abort: called there once, with the error that ends the run at once, on whichever rank it
             arose.
         is_stepped: whether each step is asked for, so that between two of them nothing runs.
@@ -74,7 +79,7 @@ class DistributedRun:
         member: RunMember,
         first_step: int,
         *,
-        obey: Callable[[Instruction], object],
+        obey: Callable[[Instruction | OfCheckpoint], object],
         abort: Callable[[BaseException], object],
         is_stepped: bool = False,
     ) -> None:
@@ -140,6 +145,22 @@ class DistributedRun:
     def ask_checkpoint(self) -> None:
         """Ask for a checkpoint on all ranks; no effect while one that was told is still to come."""
         self._say(CheckpointRequested(self.number))
+
+    def checkpoint_begun(self, step: int, attempt: str) -> None:
+        """Report that the directory of an attempt is there, for all to write into."""
+        self._say(CheckpointBegun(self.number, step, attempt))
+
+    def checkpoint_vote(self, step: int, value: bytes) -> None:
+        """Report that this rank has done its part of a checkpoint, or cannot."""
+        self._say(CheckpointVote(self.number, step, value))
+
+    def checkpoint_timed_out(self, step: int, seconds: int) -> None:
+        """Report that this rank has waited long enough for others to save a step."""
+        self._say(CheckpointTimedOut(self.number, step, seconds))
+
+    def checkpoint_ended(self, step: int, *, is_saved: bool, rank: int, reason: str) -> None:
+        """Report that the checkpoint of a step is durable, or dropped."""
+        self._say(CheckpointEnded(self.number, step, is_saved, rank, reason))
 
     def ended(self, step: int) -> None:
         """Report that the run has ended without an error on this rank after a step. Idempotent."""

@@ -97,6 +97,47 @@ class CheckpointRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointBegun:
+    """The first rank has made the directory of an attempt to save a step; all write into it."""
+
+    run: Number
+    step: Number
+    attempt: Words
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointVote:
+    """A rank has written what it has to write of the checkpoint of a step, or cannot.
+
+    `value` is packed, and for the first rank alone.
+    """
+
+    run: Number
+    step: Number
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTimedOut:
+    """A rank has waited for so many seconds for the others to save a step, which is enough."""
+
+    run: Number
+    step: Number
+    seconds: Number
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointEnded:
+    """The checkpoint of a step is durable, or else dropped, because of a rank and for a reason."""
+
+    run: Number
+    step: Number
+    is_saved: bool
+    rank: Number
+    reason: Words
+
+
+@dataclass(frozen=True, slots=True)
 class DataEnded:
     """A rank's run has no step after this one: its data ended, or the run is over.
 
@@ -183,6 +224,10 @@ FromRank = (
     | StepReached
     | StopRequested
     | CheckpointRequested
+    | CheckpointBegun
+    | CheckpointVote
+    | CheckpointTimedOut
+    | CheckpointEnded
     | DataEnded
     | LastStarted
     | DataGivenUp
@@ -225,6 +270,15 @@ class CheckpointAt:
 
     run: Number
     step: Number
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointVotes:
+    """All ranks have voted on the checkpoint of a step; their votes, by rank. To the first rank."""
+
+    run: Number
+    step: Number
+    values: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +337,10 @@ class Ack:
 Instruction = StepsGranted | CheckpointAt | HoldRequested | EndAt | GiveUpData | CutAt
 """What all ranks of a run are to do."""
 
-OfRun = Instruction | PeerDataEnded
+OfCheckpoint = CheckpointBegun | CheckpointVotes | CheckpointEnded
+"""What is said of a checkpoint that is being written: by the first rank, or of all ranks."""
+
+OfRun = Instruction | OfCheckpoint | PeerDataEnded
 """What it says of a run."""
 
 ToRank = Welcome | GatherDone | OfRun | Aborted | Ack

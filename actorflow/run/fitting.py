@@ -12,6 +12,7 @@ import numpy as np
 
 from actorflow.data import items_of
 from actorflow.distributed.process_group import ProcessGroup, check_same_data, check_same_steps
+from actorflow.distributed.run_directory import check_one_directory
 from actorflow.environment.settings import logger
 from actorflow.optim.optimizers import averages_in
 from actorflow.options.run_spec import Metrics, Results
@@ -131,7 +132,7 @@ class FitCall:
         run = self._opened(start, saver, listener)
         del start  # the arena holds its values now
         self._drive(run, listener, first)
-        if saver is not None:
+        if saver is not None and self._is_writer:
             saver.finish()
         result = self._result(run, listener, first)
         # Closed before a signal is answered: files are whole when Stopped leaves.
@@ -164,8 +165,9 @@ class FitCall:
 
             directory, keep_last = os.fspath(self._run_spec.checkpoint), self._run_spec.keep_last
             manager = CheckpointManager(directory, keep_last=keep_last, report=self._warn)
-            # One rank writes for all; the others read what that one tells them to.
+            # One rank has the lock for all: it begins and ends each checkpoint.
             self._manager = self._stack.enter_context(manager) if self._is_writer else manager
+            check_one_directory(manager.fs, manager.directory, self._runner.group)
 
     def _start(self) -> RestoredState:
         start, runner = None, self._runner
@@ -187,8 +189,6 @@ class FitCall:
             return None
         # Before the return: it gathers, so every rank has to come to it.
         state = job_state(self._plan, self._runner.group)
-        if not self._is_writer:
-            return None
         return Saver(
             self._manager,
             self._plan,
@@ -197,7 +197,8 @@ class FitCall:
             period,
             seed=self._runner.seed,
             first_step=first_step,
-            report=self._warn,
+            # What all ranks find is told once.
+            report=self._warn if self._is_writer else logger.debug,
         )
 
     def _listener(self, first_step: int) -> Listener:

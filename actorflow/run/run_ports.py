@@ -61,9 +61,8 @@ class RunPorts:
         self.plan, self._context = plan, context
         self.total_steps = None if context.is_stepped else max(run_spec.steps, context.first_step)
         self._distributed = distributed
-        self.scheduler = CheckpointScheduler(
-            plan, run_spec.plan_options.period, context, self._ask_checkpoint
-        )
+        period = run_spec.plan_options.period
+        self.scheduler = CheckpointScheduler(plan, period, context, distributed)
         self.data = self._data_port(run_spec.data)
         self.monitor = monitor_of(
             plan,
@@ -107,12 +106,14 @@ class RunPorts:
     def _data_port(self, source: DataSource) -> DataPort:
         plan, context = self.plan, self._context
         first_step, each = context.first_step, plan.batches_per_step
+        # The first rank's position is saved.
+        has_positions = context.saver is not None and context.group.is_first
         return DataPort(
             source,
             ReadFields.of(plan, context.group.rank, source),
             FedSteps(first_step, self.total_steps, each, is_resumed=context.is_resumed),
             self._on_source_end,
-            positions=None if context.saver is None else positions_of(plan, source, first_step),
+            positions=positions_of(plan, source, first_step) if has_positions else None,
             distributed=self._distributed,
         )
 
@@ -135,10 +136,6 @@ class RunPorts:
             elif self.scheduler.needs_others:
                 return  # they are at other steps, and end without a last checkpoint
         self.end_at(self.data.num_steps)
-
-    def _ask_checkpoint(self) -> None:
-        if self._distributed is not None:
-            self._distributed.ask_checkpoint()
 
     def _save(self, step: int, arrays: Mapping[str, Array]) -> None:
         self.scheduler.save(step, arrays, self.data.position_after)

@@ -318,12 +318,12 @@ class Runner:
     def first(self, restored: Mapping[str, Array] | None = None) -> Mapping[str, Array]:
         """Return what a run begins with: this rank's parts of restored, given or first values.
 
-        Raises CompileError where ranks were given others; all of them read the same checkpoint.
+        `restored` has parts already. Raises CompileError where ranks were given other values; all
+        of them read the same checkpoint.
         """
         if restored is None:
             check_same_values(self.group, self.plan, self.given)
-        values = {**self.given, **(restored or {})}
-        return initial_values(self.plan, values, self.seed, self.group.rank)
+        return initial_values(self.plan, self.given, self.seed, self.group.rank, restored)
 
     def _whole_first(self) -> dict[str, Array]:
         values = initial_values(self.plan, self.given, self.seed, rank=None)

@@ -1,6 +1,7 @@
 """Between a run and its checkpoints: what is saved, when, and restored; do both belong together?
 
-`CheckpointScheduler` decides which snapshots become checkpoints, `Saver` writes them.
+`CheckpointScheduler` decides which snapshots become checkpoints, `Saver` writes them: alone, or a
+rank's pieces of them together with the other ranks (`ShardedSaver`).
 
 Saved: every variable (parameters in one group of shards, optimizer state and counters in another),
 the step, the seed, the position of the data source after that step, its fingerprint, the plan's
@@ -18,13 +19,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from actorflow.checkpoint.errors import CheckpointError, Every
+from actorflow.checkpoint.errors import CheckpointDropped, CheckpointError, Every
 from actorflow.checkpoint.manifest import Expected
 from actorflow.compile.plan_facts import saved_variables, written_variables
 from actorflow.data import DataError, DataSource
+from actorflow.distributed.distributed_run import DistributedRun
+from actorflow.distributed.messages import OfCheckpoint
 from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from actorflow.distributed.unshard import ShardGatherer, saved_shards
-from actorflow.environment.settings import Settings, is_worth_a_line, logger
+from actorflow.distributed.sharded_save import (
+    SavedPieces,
+    SaveVotes,
+    ShardedSaver,
+    saved_pieces,
+)
+from actorflow.distributed.unshard import saved_shards
+from actorflow.environment.settings import Settings, is_worth_a_line
 from actorflow.options.run_spec import WARN
 from actorflow.run.broken_steps import NonFiniteLoss
 from actorflow.tensor.initial_values import whole_type
@@ -32,12 +41,12 @@ from compiler.contract.codec import printable
 from compiler.contract.errors import CompileError, InternalError, PeerFailed
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import ActorKind
+from compiler.contract.sbp import shard_slices
 from compiler.graph.target import GOOD_STEPS, LOSS_SCALE, SKIPPED
 from compiler.ops.primitives.sources import OF_MODEL
-from memory.report import format_bytes
 
 if TYPE_CHECKING:
-    from actorflow.checkpoint.manager import CheckpointManager
+    from actorflow.checkpoint.manager import CheckpointManager, SavedFacts
     from actorflow.checkpoint.reader import LoadedCheckpoint
     from actorflow.options.run_spec import RunSpec
 
@@ -86,7 +95,7 @@ STEP = "step"
 
 @dataclass(frozen=True, slots=True)
 class RestoredState:
-    """Where a run begins: steps done, and the value of every variable."""
+    """Where a run begins: steps done, and the rank's part of the value of every variable."""
 
     step: int
     values: Mapping[str, Array]
@@ -94,10 +103,10 @@ class RestoredState:
 
 
 class Saver:
-    """Writes the checkpoints of one run.
+    """Writes the checkpoints of one run; of several ranks each has one, for its pieces.
 
     Args:
-        manager: an opened manager.
+        manager: of the run directory, opened on the first rank.
         plan: gives the plan's hash, and its kernels.
         state: what is saved, of all ranks.
         run_spec: what is to be done where a snapshot cannot be saved. The fingerprint of its data
@@ -139,6 +148,11 @@ class Saver:
             # A new run keeps its first snapshot, so that an early kill is no fresh start.
             self._last_ns -= int(period.seconds * 1e9)
         self._report = report
+        self._sharded: ShardedSaver | None = None
+
+    def save_with(self, pieces: SavedPieces, votes: SaveVotes, rank: int) -> None:
+        """Save together with the other ranks from now on."""
+        self._sharded = ShardedSaver(self._manager, pieces, votes, rank)
 
     def is_due(self, step: int) -> bool:
         """Whether the policy wants a checkpoint of this step now."""
@@ -148,51 +162,76 @@ class Saver:
         )
 
     def save(self, step: int, arrays: Mapping[str, Array], data_state: Mapping[str, Any]) -> None:
-        """Write one checkpoint; returns when it is durable.
+        """Write one checkpoint, or this rank's pieces of it; returns when all of it is durable.
 
         A state in which training made NaN is not written, unless the run keeps such states.
-        Infinity may be meant (a mask), and so may NaN in what training does not change.
-        Raises CheckpointError unless the policy is to go on.
+        Infinity may be meant (a mask), and so may NaN in what training does not change. On several
+        ranks a NaN of any of them counts. Raises CheckpointError unless the policy is to go on, and
+        PeerFailed where another rank is the reason, or ended.
         """
+        # Sorted names, so that the variable in the message is the same in every run.
+        floats = [n for n in self._written if n in arrays and arrays[n].dtype.kind == "f"]
+        broken = next((name for name in floats if np.isnan(arrays[name]).any()), "")
+        if self._keeps_nan:
+            broken = ""
+        try:
+            if self._sharded is not None:
+                broken = self._sharded.save(
+                    step, self._groups(arrays), self._facts(data_state), broken
+                )
+            elif not broken:
+                self._save_alone(step, arrays, data_state)
+        except CheckpointError as error:
+            # `_refused` and `_unsaved` are looked at by `finish`: only the last state of a run has
+            # to be there.
+            self._refused = None
+            if self._raises and isinstance(error, CheckpointDropped):
+                raise PeerFailed(str(error), rank=error.rank) from error
+            if self._raises:
+                raise
+            self._last_ns = time.monotonic_ns()  # the next try comes a period later
+            self._fail(error)
+            return
+        if broken:
+            self._refused = (step, broken)
+            self._report(f"{broken!r} holds NaN after step {step}: this state is not saved")
+            return
+        self._refused = None
+        self._last_step, self._last_ns = step, time.monotonic_ns()
+        if self._unsaved is not None:
+            self._report(f"checkpoints can be saved again: that of step {step} is")
+        self._unsaved, self._num_failures = None, 0
+
+    def _save_alone(
+        self, step: int, arrays: Mapping[str, Array], data_state: Mapping[str, Any]
+    ) -> None:
         # A checkpoint that lacks a variable would be refused only when it is needed, by `Expected`.
         if apart := arrays.keys() ^ self._roles.keys():
             raise InternalError(
                 f"the snapshot of step {step} and the variables of its job differ in"
                 f" {', '.join(sorted(apart))}"
             )
-        # Sorted names, so that the variable in the message is the same in every run.
-        floats = [name for name in self._written if arrays[name].dtype.kind == "f"]
-        broken = next((name for name in floats if np.isnan(arrays[name]).any()), None)
-        if broken is not None and not self._keeps_nan:
-            self._refused = (step, broken)
-            self._report(f"{broken!r} holds NaN after step {step}: this state is not saved")
-            return
-        self._refused = None
+        facts = self._facts(data_state)
+        self._manager.save(
+            step,
+            self._groups(arrays),
+            seed=facts.seed,
+            plan_hash=facts.plan_hash,
+            config=facts.config,
+            data_state=facts.data_state,
+            data_fingerprint=facts.data_fingerprint,
+        )
+
+    def _groups(self, arrays: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
         groups: dict[str, dict[str, Array]] = {"model": {}, "optim": {}}
         for name, array in arrays.items():
             groups["model" if self._roles[name] in OF_MODEL else "optim"][name] = array
-        try:
-            self._manager.save(
-                step,
-                groups,
-                seed=self._seed,
-                plan_hash=self._plan_hash,
-                config=self._config,
-                data_state=data_state,
-                data_fingerprint=self._fingerprint,
-            )
-        except CheckpointError as error:
-            # `_refused` and `_unsaved` are looked at by `finish`: only the last state of a run has
-            # to be there.
-            if self._raises:
-                raise
-            self._last_ns = time.monotonic_ns()  # the next try comes a period later
-            self._fail(error)
-            return
-        self._last_step, self._last_ns = step, time.monotonic_ns()
-        if self._unsaved is not None:
-            self._report(f"checkpoints can be saved again: that of step {step} is")
-        self._unsaved, self._num_failures = None, 0
+        return groups
+
+    def _facts(self, data_state: Mapping[str, Any]) -> SavedFacts:
+        from actorflow.checkpoint.manager import SavedFacts  # 15 ms
+
+        return SavedFacts(self._seed, self._plan_hash, self._config, data_state, self._fingerprint)
 
     @property
     def newest(self) -> str:
@@ -237,7 +276,7 @@ class RunContext:
         is_resumed: whether a checkpoint says where the data goes on.
         is_stepped: whether each step is admitted by itself, and nothing runs between two.
         group: this rank among those that run the job.
-        saver: writes the checkpoints, on the first rank alone.
+        saver: writes the checkpoints, of this rank its pieces.
         directory: of the run, for what the watchdog writes; None when it has none.
         warn: receives warnings.
         on_finished: called once when the run is over in any way, before `wait` returns.
@@ -258,8 +297,8 @@ class RunContext:
 # come to the same. A period of time is that of the first rank's clock: it asks for a checkpoint,
 # and the coordinator names a step that no rank has begun, on all of them
 # (`actorflow.distributed.agreement`); the first snapshot from there on is the one. Then every rank
-# tells what it has, and the first writes the whole: at once where that has all of it, else when the
-# parts have come (`ShardGatherer`). Meanwhile training goes on.
+# writes its pieces, and the first one commits (`actorflow.distributed.sharded_save`). Meanwhile
+# training goes on.
 
 
 class CheckpointScheduler:
@@ -271,30 +310,39 @@ class CheckpointScheduler:
         plan: of the run.
         period: of its checkpoints, the same on all ranks; None where it writes none.
         context: of the run.
-        ask: asks for a checkpoint on all ranks, soon.
+        distributed: the run on all ranks; None for a run that no other rank is on.
     """
 
     def __init__(
-        self, plan: Plan, period: Every | None, context: RunContext, ask: Callable[[], object]
+        self,
+        plan: Plan,
+        period: Every | None,
+        context: RunContext,
+        distributed: DistributedRun | None,
     ) -> None:
-        self._saver, self._period, self._ask = context.saver, period, ask
+        self._saver, self._period, self._distributed = context.saver, period, distributed
         self._last_step = context.first_step
+        self._is_first = context.group.is_first
         # Filled by the link's thread, emptied by that of the snapshots; both ends are atomic.
         self._told: deque[int] = deque()
-        self._joining: ShardGatherer | None = None
-        self._is_shared = context.group is not SINGLE_PROCESS
-        if self._is_shared and period is not None:
-            self._joining = ShardGatherer(
-                plan.mesh, saved_shards(plan), context.group, context.settings.rank_seconds
+        self._votes: SaveVotes | None = None
+        if distributed is not None and context.saver is not None:
+            group = context.group
+            pieces = saved_pieces(
+                plan.mesh, saved_shards(plan), group.all_gather_object, group.rank
             )
-            if self._saver is not None and self.needs_others:
-                size = format_bytes(self._joining.size_bytes)
-                logger.info("rank 0 joins the parts of variables for checkpoints in %s", size)
+            self._votes = SaveVotes(distributed, context.settings.rank_seconds)
+            context.saver.save_with(pieces, self._votes, group.rank)
 
     @property
     def needs_others(self) -> bool:
-        """Whether a checkpoint takes what other ranks have."""
-        return self._joining is not None and self._joining.size_bytes > 0
+        """Whether a checkpoint takes the other ranks."""
+        return self._votes is not None
+
+    def hear(self, message: OfCheckpoint) -> None:
+        """Take what is said of the checkpoint that is being written. On the link's thread."""
+        if self._votes is not None:
+            self._votes.hear(message)
 
     def schedule(self, step: int) -> None:
         """Mark the first snapshot from a step on as due. On any thread, in order of steps."""
@@ -305,7 +353,7 @@ class CheckpointScheduler:
         period, saver = self._period, self._saver
         if period is None:
             return False
-        if not self._is_shared:
+        if self._distributed is None:
             return saver is not None and saver.is_due(step)
         if period.seconds is None:
             is_due = period.is_due(step=step, now_ns=0, last_step=self._last_step, last_ns=0)
@@ -315,8 +363,9 @@ class CheckpointScheduler:
             while self._told and self._told[0] <= step:
                 self._told.popleft()
             # What was told and is still to come is answer enough; asking twice is one question.
-            if not (is_due or self._told) and saver is not None and saver.is_due(step):
-                self._ask()
+            is_open = is_due or bool(self._told)
+            if self._is_first and not is_open and saver is not None and saver.is_due(step):
+                self._distributed.ask_checkpoint()
         if is_due:
             self._last_step = step
         return is_due
@@ -327,31 +376,21 @@ class CheckpointScheduler:
         arrays: Mapping[str, Array],
         position: Callable[[int], Mapping[str, Any]],
     ) -> None:
-        """Save a snapshot, or this rank's share of it; `position` says where the data is after it.
+        """Save a snapshot; `position` says where the data is after it.
 
-        Returns when the first rank has all, there when it is durable. Raises what `Saver.save`
-        does, and PeerFailed where another rank ended.
+        Returns when the checkpoint is durable. Raises what `Saver.save` does.
         """
-        joining, saver = self._joining, self._saver
-        if joining is not None and saver is None:
-            joining.send_shards(step, arrays)
-        elif saver is not None:
-            whole = arrays if joining is None else joining.gather_shards(step, arrays)
-            saver.save(step, whole, position(step))
+        if self._saver is not None:
+            self._saver.save(step, arrays, position(step) if self._is_first else {})
 
     def stop(self, error: BaseException) -> None:
         """Wait for no other rank any more, because of an error; from any thread."""
-        if self._joining is not None:
-            self._joining.stop(str(error))
+        if self._votes is not None:
+            self._votes.stop(str(error))
 
     def close(self) -> None:
         """Make a save that waits for another rank raise."""
         self.stop(PeerFailed("the run is over"))
-
-    def release(self) -> None:
-        """Let go of what was made for it, when no save goes on. Idempotent."""
-        if self._joining is not None:
-            self._joining.close()
 
 
 def start_from(
@@ -364,11 +403,12 @@ def start_from(
 ) -> RestoredState | None:
     """Restore the source's position and return step and variables of the newest checkpoint.
 
-    None where there is no checkpoint yet. All ranks read the one that the first of them finds.
-    Raises CheckpointUnfit when the variables of all of them are other than the plan's, CompileError
-    for another seed, DataError when the data is another.
+    None where there is no checkpoint yet. Of several ranks each reads what it needs of the newest
+    one that is valid for all of them. Raises CheckpointUnfit when the variables of all of them are
+    other than the plan's, CompileError for another seed, DataError when the data is another.
     """
-    checkpoint = _newest(manager, expected_of(plan, group), group)
+    boxes = own_boxes(plan, group.rank)
+    checkpoint = newest_of_all(manager, expected_of(plan, group), boxes, group, report)
     if checkpoint is None:
         return None
     manifest = checkpoint.manifest
@@ -398,18 +438,72 @@ def start_from(
     return RestoredState(manifest.step, checkpoint.tensors)
 
 
-def _newest(
-    manager: CheckpointManager, expected: Expected, group: ProcessGroup
+def own_boxes(plan: Plan, rank: int) -> dict[str, tuple[slice, ...]]:
+    """Return what a rank needs of a checkpoint: its box of each variable of its plan, by name."""
+    saved, boxes = {*saved_variables(plan)}, {}
+    for variable in plan.state:
+        if variable.name in saved:
+            part, whole = variable.sharding, whole_type(plan, variable)
+            boxes[variable.name] = (
+                tuple([slice(0, extent) for extent in whole.shape])
+                if part is None
+                else shard_slices(part, plan.mesh, rank)
+            )
+    return boxes
+
+
+# Each rank reads and verifies what it needs, so one may find damage where the others find none. All
+# go on from the newest step that is valid for every one: each names the newest that is valid for
+# it, and those that are above the lowest of them look again below it, until all name the same.
+
+
+def newest_of_all(
+    manager: CheckpointManager,
+    expected: Expected,
+    boxes: Mapping[str, tuple[slice, ...]],
+    group: ProcessGroup,
+    report: Callable[[str], None],
 ) -> LoadedCheckpoint | None:
-    loaded = manager.latest(expected) if group.is_first else None
-    step = group.all_gather_object(
-        "find the checkpoint to go on from", None if loaded is None else loaded.manifest.step
-    )
-    if isinstance(step[0], int) and not group.is_first:
-        loaded = manager.load(step[0], expected)
+    """Return this rank's part of the newest checkpoint that is valid for all; None without one.
+
+    All ranks call it at the same place. The first one reports what any of them has skipped, and
+    why. Raises as `CheckpointReader.latest`, and CheckpointError where only some find one.
+    """
+    problems: list[str] = []
+    loaded = manager.latest(expected, boxes, report=problems.append)
+    while True:
+        step = -1 if loaded is None else loaded.manifest.step
+        row = (step, tuple(problems))
+        rows = cast("list[Any]", group.all_gather_object("find the checkpoint to go on from", row))
+        problems.clear()
+        if group.is_first:
+            _report_skipped([told for _, told in rows], report)
+        steps = [step for step, _ in rows]
+        lowest = min(steps)
+        if lowest == max(steps):
+            break
+        if lowest < 0:
+            raise CheckpointError(
+                f"rank {steps.index(lowest)} finds no checkpoint in {manager.directory}, and rank"
+                f" {steps.index(max(steps))} finds one of step {max(steps)}: give all ranks one"
+                " directory, on a disk that all hosts share"
+            )
+        if step > lowest:
+            loaded = None  # before the next one takes memory
+            loaded = manager.latest(expected, boxes, report=problems.append, at_most=lowest)
     # Until all have read it nobody trains, and writes others that would have it removed.
     group.all_gather_object("read the checkpoint", None)
     return loaded
+
+
+def _report_skipped(told: list[tuple[str, ...]], report: Callable[[str], None]) -> None:
+    """Report each problem once; one that the first rank does not have with the rank that does."""
+    first: dict[str, int] = {}
+    for rank, problems in enumerate(told):
+        for problem in problems:
+            first.setdefault(problem, rank)
+    for problem, rank in first.items():
+        report(f"rank {rank}: {problem}" if rank else problem)
 
 
 def _of_nan(step: int, sound: int | None) -> str:

@@ -19,11 +19,15 @@ from actorflow.data import DataError
 from actorflow.distributed.distributed_run import DistributedRun
 from actorflow.distributed.messages import (
     CheckpointAt,
+    CheckpointBegun,
+    CheckpointEnded,
+    CheckpointVotes,
     CutAt,
     EndAt,
     GiveUpData,
     HoldRequested,
     Instruction,
+    OfCheckpoint,
     StepsGranted,
 )
 from actorflow.environment.host import is_cuda
@@ -370,7 +374,7 @@ class Run:
             saved = self.variables.saved_after(step - self._context.first_step)
             self._ports.checkpoint.finish(step, saved)
 
-    def _obey(self, message: Instruction) -> None:
+    def _obey(self, message: Instruction | OfCheckpoint) -> None:
         """Do what the coordinator has all ranks of the run do; on the link's thread."""
         match message:
             case StepsGranted(steps=steps, is_last=is_last, reason=reason):
@@ -390,6 +394,8 @@ class Run:
                 self._give_up_data()
             case CutAt(step=step):
                 self._cut_at(step)
+            case CheckpointBegun() | CheckpointVotes() | CheckpointEnded():
+                self._ports.scheduler.hear(message)
 
     def _grant(self, steps: int, is_last: bool) -> None:
         # The port learns of its last step before the loop may run it.
@@ -477,7 +483,6 @@ class Run:
         finally:
             self._variables = None  # whoever else has it keeps the arena
             self.bound.release()
-            self._ports.scheduler.release()
             self._ranks.close()
 
     def _leave(self) -> None:

@@ -202,10 +202,17 @@ class InitialValues(Mapping[str, Array]):
     So an arena is filled one variable at a time, and no second copy of the state lives beside it.
     """
 
-    __slots__ = ("_given", "_plan", "_rank", "_seed", "_variables")
+    __slots__ = ("_given", "_own", "_plan", "_rank", "_seed", "_variables")
 
-    def __init__(self, plan: Plan, given: Mapping[str, Array], seed: int, rank: int | None) -> None:
-        self._plan = plan
+    def __init__(
+        self,
+        plan: Plan,
+        given: Mapping[str, Array],
+        seed: int,
+        rank: int | None,
+        own: Mapping[str, Array],
+    ) -> None:
+        self._plan, self._own = plan, own
         self._given = given
         self._seed = seed
         self._rank = rank
@@ -213,6 +220,8 @@ class InitialValues(Mapping[str, Array]):
         self._variables = {variable.name: variable for variable in (*plan.state, *numbers)}
 
     def __getitem__(self, name: str) -> Array:
+        if name in self._own:
+            return self._own[name]
         plan, variable = self._plan, self._variables[name]
         part, rank = variable.sharding, self._rank
         own = None if part is None or rank is None else shard_slices(part, plan.mesh, rank)
@@ -229,15 +238,20 @@ class InitialValues(Mapping[str, Array]):
 
 
 def initial_values(
-    plan: Plan, given: Mapping[str, Array], seed: int, rank: int | None = 0
+    plan: Plan,
+    given: Mapping[str, Array],
+    seed: int,
+    rank: int | None = 0,
+    own: Mapping[str, Array] | None = None,
 ) -> Mapping[str, Array]:
     """Return a value for all state of one rank: its part of the given one, else of the first one.
 
-    Given are whole tensors, by name; without a rank whole ones are returned, too. Raises
-    CompileError for one of another type.
+    Given are whole tensors, by name; without a rank whole ones are returned, too. What is in `own`
+    is the rank's part already, and comes before what is given. Raises CompileError for one of
+    another type.
     """
     check_values(plan, given)
-    return InitialValues(plan, given, seed, rank)
+    return InitialValues(plan, given, seed, rank, own or {})
 
 
 def check_values(plan: Plan, given: Mapping[str, Array]) -> None:

@@ -2,7 +2,10 @@
 
 import threading
 from collections import Counter
+from queue import SimpleQueue
 
+from actorflow.distributed.agreement import CoordinatorState
+from actorflow.distributed.messages import Aborted, OfRun, RankFailed, RunReady
 from compiler.contract.errors import PeerFailed
 
 
@@ -14,6 +17,7 @@ class RankThreads:
         self.barrier = threading.Barrier(count, timeout=timeout_s)
         self.said, self.turns = {}, Counter()
         self.errors = {}
+        self._coordinator = None
 
     def gather(self, rank):
         def gathered(name, value):
@@ -28,6 +32,11 @@ class RankThreads:
             return [values[rank] for rank in range(self.count)]
 
         return gathered
+
+    def members(self):
+        """Return a member for each rank, by which runs agree as under a coordinator."""
+        self._coordinator = CoordinatorOfThreads(self)
+        return self._coordinator.members
 
     def run(self, do):
         """Return what `do(rank)` returns by rank; raise what the first one raised.
@@ -48,6 +57,59 @@ class RankThreads:
             thread.start()
         for thread in threads:
             thread.join()
+        if self._coordinator is not None:
+            self._coordinator.close()
         for rank in sorted(self.errors, key=lambda rank: isinstance(self.errors[rank], PeerFailed)):
             raise self.errors[rank]
         return [results[rank] for rank in range(self.count)]
+
+
+class CoordinatorOfThreads:
+    """The real agreement, which a thread serves: what ranks say goes in, what it says comes out."""
+
+    def __init__(self, ranks):
+        self.state = CoordinatorState(ranks.count)
+        self.members = [ThreadMember(rank, ranks, self) for rank in range(ranks.count)]
+        self.said = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self):
+        while (came := self.said.get()) is not None:
+            for rank, message in self.state.on_message(*came):
+                self.members[rank].hear(message)
+
+    def close(self):
+        self.said.put(None)
+        self._thread.join()
+
+
+class ThreadMember:
+    """What a run asks of its rank, here of a thread."""
+
+    def __init__(self, rank, ranks, coordinator):
+        self.rank, self.num_ranks, self.host = rank, ranks.count, ""
+        self.failure = None
+        self._ranks, self._coordinator, self._runs = ranks, coordinator, []
+
+    def begin_run(self, run):
+        self._ranks.gather(self.rank)("begin a run", None)
+        run.number = len(self._runs) + 1
+        self._runs.append(run)
+        self.say(RunReady(run.number, run.first_step))
+
+    def say(self, message):
+        self._coordinator.said.put((self.rank, message))
+
+    def fail(self, error, *, op="", line=""):
+        self.say(RankFailed(self.rank, str(error), op, line, ""))
+        return True
+
+    def hear(self, message):
+        if isinstance(message, Aborted):
+            self.failure = self.failure or PeerFailed(message.text, rank=message.rank)
+            for run in self._runs:
+                run.abort(self.failure)
+        elif isinstance(message, OfRun):
+            for run in self._runs:
+                run.hear(message)

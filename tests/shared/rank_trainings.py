@@ -114,7 +114,7 @@ class Training:
             )  # fmt: skip
             return Done(plan, [outputs["loss"] for outputs in metrics], result, metrics)
 
-        return on_ranks(mesh, one)
+        return on_ranks(mesh, one, are_members="checkpoint" in fit)
 
 
 @dataclass(frozen=True)
@@ -125,12 +125,16 @@ class Done:
     told: list
 
 
-def on_ranks(mesh, do):
-    """Return what do(among) returns, by rank."""
+def on_ranks(mesh, do, *, are_members=False):
+    """Return what do(among) returns, by rank; runs of `members` agree on steps, as launched ones.
+
+    Checkpoints take that; without it ranks are in step by their collectives alone.
+    """
     if mesh is None:
         return [do(SINGLE_PROCESS)]
     ranks = RankThreads(int(np.prod(mesh.shape)))
-    return ranks.run(lambda rank: do(ProcessGroup(rank, ranks.gather(rank))))
+    members = ranks.members() if are_members else [None] * ranks.count
+    return ranks.run(lambda rank: do(ProcessGroup(rank, ranks.gather(rank), members[rank])))
 
 
 def assert_trained(ranks, alone, near=1e-5):

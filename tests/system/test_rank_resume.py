@@ -16,7 +16,7 @@ import hashlib, json, os, signal, sys
 import numpy as np
 import actorflow as af
 from actorflow import nn
-from actorflow.distributed.unshard import ShardGatherer
+from actorflow.checkpoint.manager import CheckpointManager
 
 rank, options, asked = int(os.environ["RANK"]), eval(sys.argv[1]), eval(sys.argv[2])
 
@@ -34,16 +34,16 @@ class Net(nn.Module):
 def train(model, batch):
     return af.cross_entropy(model(batch.x), batch.y)
 
-tell = ShardGatherer.send_shards
+write = CheckpointManager.write
 
-def tell_in_part(self, step, arrays):
+def write_in_part(self, step, attempt, groups, parts):
     if step < asked["dies"]:
-        return tell(self, step, arrays)
-    os.write(self._pipes[0], bytes(3))  # of a head of 8
+        return write(self, step, attempt, groups, parts)
+    write(self, step, attempt, dict(list(groups.items())[:1]), parts)
     os.kill(os.getpid(), signal.SIGKILL)
 
 if rank and "dies" in asked:
-    ShardGatherer.send_shards = tell_in_part
+    CheckpointManager.write = write_in_part
 
 log = open(f"{asked['folder']}.log", "a", buffering=1) if rank == 0 else None
 
@@ -88,7 +88,9 @@ def told(folder, ranks=2):
 def hashes(folder):
     newest = max(folder.glob("step-*"))
     manifest = json.loads((newest / "manifest.json").read_text().splitlines()[0])
-    return manifest["step"], sorted((t["name"], t["xxh3_128"]) for t in manifest["tensors"])
+    return manifest["step"], sorted(
+        (p["tensor"], p["offset"], p["xxh3_128"]) for p in manifest["pieces"]
+    )
 
 
 def losses(log):
@@ -131,7 +133,7 @@ def test_kills_at_any_moment_change_nothing(start, tmp_path, options):
     assert told("killed")["state"] == told("straight")["state"]
 
 
-def test_a_rank_that_dies_while_it_tells_its_parts_leaves_the_older_checkpoint(start, tmp_path):
+def test_a_rank_that_dies_while_it_writes_its_pieces_leaves_the_older_checkpoint(start, tmp_path):
     options = "mesh=af.Mesh(data=2), zero=True"
     code, _, err = end_of(start(options, folder="run", steps=40, dies=12))
     assert code == 128 + signal.SIGKILL

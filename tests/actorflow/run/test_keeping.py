@@ -19,31 +19,36 @@ class Clocked:
     def is_due(self, step):
         return self.is_over
 
+    def save_with(self, pieces, votes, rank):
+        """Save with others."""
+
+
+class Asking:
+    """A run of several ranks that notes who asks for a checkpoint."""
+
+    def __init__(self, rank, asked):
+        self.ask_checkpoint = lambda: asked.append(rank)
+
 
 @pytest.fixture
 def ranks():
-    """Return what makes the keepings of two ranks, and what they asked for."""
+    """Return what makes the schedulers of two ranks, and what they asked for."""
     plan = SimpleNamespace(mesh=Mesh(("data",), (2,)), state=(), actors=())
     settings = SimpleNamespace(rank_seconds=1.0)
 
     def make(every, first_step=0):
-        threads, asked, saver = RankThreads(2), [], Clocked()
+        threads, asked, savers = RankThreads(2), [], [Clocked(), Clocked()]
 
         def one(rank):
             context = RunContext(
                 group=ProcessGroup(rank, threads.gather(rank)), settings=settings,
-                first_step=first_step, saver=None if rank else saver,
+                first_step=first_step, saver=savers[rank],
             )  # fmt: skip
-            period = Every.parse(every)
-            return CheckpointScheduler(plan, period, context, lambda: asked.append(rank))
+            return CheckpointScheduler(plan, Every.parse(every), context, Asking(rank, asked))
 
-        made.extend(threads.run(one))
-        return *made, saver, asked
+        return *threads.run(one), savers, asked
 
-    made = []
-    yield make
-    for keeping in made:
-        keeping.release()
+    return make
 
 
 @pytest.mark.parametrize(
@@ -51,18 +56,19 @@ def ranks():
     [(0, range(1, 10), [3, 6, 9]), (4, range(5, 14, 3), [8, 11]), (2, [5, 8, 11], [5, 8, 11])],
 )
 def test_a_period_in_steps_is_counted_alike_on_all_ranks(ranks, first, snapshots, due):
-    one, other, saver, asked = ranks(3, first)
-    saver.is_over = True  # whatever the first rank's saver thinks
+    one, other, savers, asked = ranks(3, first)
+    savers[0].is_over = True  # whatever the first rank's saver thinks
     for keeping in (one, other):
         assert [step for step in snapshots if keeping.is_due(step)] == due
     assert not asked
 
 
 def test_by_time_the_first_rank_asks_until_a_step_is_told(ranks):
-    one, other, saver, asked = ranks("5s")
+    one, other, savers, asked = ranks("5s")
+    savers[1].is_over = True  # whatever another rank's saver thinks
     assert not one.is_due(4)
     assert not asked
-    saver.is_over = True
+    savers[0].is_over = True
     assert not one.is_due(8)
     assert not other.is_due(8)
     assert asked == [0]
@@ -82,9 +88,8 @@ def test_a_rank_that_is_late_saves_all_that_was_told(ranks):
 
 
 def test_what_keeps_nothing_has_nothing_due():
-    keeping = CheckpointScheduler(None, None, RunContext(settings=None), lambda: None)
+    keeping = CheckpointScheduler(None, None, RunContext(settings=None), None)
     assert not keeping.is_due(5)
     assert not keeping.needs_others
     keeping.save(5, {}, lambda step: {})
     keeping.close()
-    keeping.release()
