@@ -27,7 +27,7 @@ BUDGET = {
     "actors": 47_800,
     "compiler": 32_450,
     "memory": 3_800,
-    "tests": 103_650,
+    "tests": 104_300,
     "benchmarks": 15_800,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

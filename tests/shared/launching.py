@@ -75,7 +75,7 @@ def host_launcher(folder):
     key.touch(mode=0o600)
     key.write_text("5a" * 32 + "\n")
 
-    def start(index, script, *arguments, n=2, options=(), port=port, name="script.py", **environ):
+    def start(index, script, *arguments, n=2, options=(), inside=(), name="script.py", **environ):
         file = folder / name
         file.write_text(script)
         given = {
@@ -83,8 +83,9 @@ def host_launcher(folder):
             "--coordinator": f"127.0.0.1:{port}", **dict(options),
         }  # fmt: skip
         words = [str(word) for pair in given.items() for word in pair]
+        command = [sys.executable, "-m", "actorflow", "launch", *words, str(file), *arguments]
         process = subprocess.Popen(
-            [sys.executable, "-m", "actorflow", "launch", *words, str(file), *arguments],
+            [*inside, *command],
             env={**os.environ, "TELLS": str(folder / "tells"), **environ},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
         )  # fmt: skip

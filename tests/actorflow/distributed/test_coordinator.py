@@ -5,7 +5,7 @@ import socket
 import msgpack
 import pytest
 import zmq
-from zmq.utils.monitor import recv_monitor_message
+from zmq_clients import ENOUGH_MS, Client
 
 from actorflow.distributed import coordinator as coordinator_module
 from actorflow.distributed.coordinator import Coordinator
@@ -23,37 +23,6 @@ from actorflow.distributed.messages import (
     write_keys_fd,
 )
 from compiler.contract.errors import InternalError
-
-ENOUGH_MS = 30_000
-
-
-class Client:
-    """A client of zmq that tells what happened to its connection."""
-
-    def __init__(self, keys, *, name=b"0.1", pair=None, server=None, curve=True):
-        self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.DEALER)
-        self.socket.linger = 0
-        self.socket.routing_id = name
-        self.socket.reconnect_ivl = -1
-        if curve:
-            self.socket.curve_serverkey = server or keys.server_public
-            own = pair or (keys.public, keys.secret)
-            self.socket.curve_publickey, self.socket.curve_secretkey = own
-        self.monitor = self.socket.get_monitor_socket()
-        self.socket.connect(keys.endpoint)
-
-    def event(self, *wanted):
-        """Return the first event of a kind that is waited for."""
-        while self.monitor.poll(ENOUGH_MS):
-            event = recv_monitor_message(self.monitor)["event"]
-            if event in wanted:
-                return event
-        return None
-
-    def close(self):
-        self.socket.disable_monitor()
-        self.context.destroy(0)
 
 
 @pytest.fixture

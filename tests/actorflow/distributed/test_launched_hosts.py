@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 from launching import end_of, host_launcher
+from namespaces import two_namespaces
 from process_ends import are_gone, tells_of
 from stalling_proxy import StallingProxy
 
@@ -25,7 +26,7 @@ with open(os.environ["TELLS"], "a") as file:
 if "wait" in sys.argv:
     member.all_gather_object("go on", 0) if member.rank else threading.Event().wait()
 if "gone" in sys.argv:
-    with open(os.environ["GO"]) as file:
+    with open(os.environ["GO"] + str(member.rank)) as file:
         file.read()
 """
 
@@ -47,6 +48,11 @@ def tells(tmp_path):
             return {rank: (process, parent) for rank, process, parent in rows}
 
         yield processes
+
+
+def at(proxy):
+    """Return the option that names a proxy in place of the launcher."""
+    return {"--coordinator": f"127.0.0.1:{proxy.port}"}
 
 
 def started(hosts, *arguments, **options):
@@ -83,7 +89,7 @@ def test_a_rank_that_is_killed_on_another_host_is_named_with_it(hosts, tells):
 
 
 def test_a_host_whose_agent_is_killed_is_lost_at_once(hosts, tells):
-    first, second = started(hosts, "wait", options={"--host-timeout": 10_000}.items())
+    first, second = started(hosts, "wait", options={"--host-timeout": 10_000})
     process = tells(2)[1][0]
     second.kill()
     code, _, err = end_of(first)
@@ -94,7 +100,7 @@ def test_a_host_whose_agent_is_killed_is_lost_at_once(hosts, tells):
 
 
 def test_agents_end_their_ranks_when_the_launcher_is_killed(hosts, tells):
-    first, second = started(hosts, "wait", options={"--host-timeout": 10_000}.items())
+    first, second = started(hosts, "wait", options={"--host-timeout": 10_000})
     processes = [process for process, _ in tells(2).values()]
     first.kill()
     code, out, err = end_of(second)
@@ -115,17 +121,18 @@ def test_a_signal_to_one_agent_stops_the_ranks_of_all_hosts(hosts, tells):
 
 
 def test_a_link_that_stands_still_for_a_while_costs_nothing(hosts, tells, tmp_path):
-    os.mkfifo(tmp_path / "go")
+    pipes = [tmp_path / f"go{rank}" for rank in (0, 1)]
+    for pipe in pipes:
+        os.mkfifo(pipe)
     go = {"GO": str(tmp_path / "go")}
-    long = {"--host-timeout": 10_000}.items()
+    long = {"--host-timeout": 10_000}
     with closing(StallingProxy(hosts.port)) as link:
-        second = hosts(1, SCRIPT, "gone", port=link.port, options=long, **go)
+        second = hosts(1, SCRIPT, "gone", options={**long, **at(link)}, **go)
         first = hosts(0, SCRIPT, "gone", options=long, **go)
         processes = [process for process, _ in tells(2).values()]
         link.stall()
-        for _ in range(2):
-            with open(tmp_path / "go", "w"):
-                pass
+        for pipe in pipes:
+            pipe.write_text("on")
         assert are_gone(processes)
         link.go_on()
         assert end_of(first)[0] == 0
@@ -133,9 +140,9 @@ def test_a_link_that_stands_still_for_a_while_costs_nothing(hosts, tells, tmp_pa
 
 
 def test_a_host_whose_link_stands_still_for_long_is_lost_on_both_sides(hosts, tells):
-    short = {"--host-timeout": 3}.items()
+    short = {"--host-timeout": 3}
     with closing(StallingProxy(hosts.port)) as link:
-        second = hosts(1, SCRIPT, "wait", port=link.port, options=short)
+        second = hosts(1, SCRIPT, "wait", options={**short, **at(link)})
         first = hosts(0, SCRIPT, "wait", options=short)
         processes = [process for process, _ in tells(2).values()]
         link.stall()
@@ -175,14 +182,14 @@ def test_a_host_with_another_secret_hears_so(hosts, tmp_path):
     other = tmp_path / "other-key"
     other.touch(mode=0o600)
     other.write_text("a5" * 32 + "\n")
-    code, _, err = end_of(hosts(1, SCRIPT, options={"--key-file": other}.items()))
+    code, _, err = end_of(hosts(1, SCRIPT, options={"--key-file": other}))
     assert code == 1
     assert "the key files of both hosts hold different secrets" in err
 
 
 def test_a_port_that_is_taken_is_named(hosts):
     with closing(StallingProxy(1)) as other:
-        code, _, err = end_of(hosts(0, SCRIPT, port=other.port))
+        code, _, err = end_of(hosts(0, SCRIPT, options=at(other)))
     assert code == 1
     assert err.startswith(
         f"actorflow: the launcher cannot listen to agents at 127.0.0.1:{other.port}: Address"
@@ -197,3 +204,43 @@ def test_two_processes_that_take_themselves_for_one_host_are_told(hosts, tells):
     assert code == 1
     assert "another process is host 1 of this job already" in err
     assert second.poll() is None
+
+
+@pytest.fixture
+def linked():
+    """Two network namespaces, each one a host; skipped where none can be made."""
+    with two_namespaces() as pair:
+        yield pair
+
+
+def started_in(linked, hosts, timeout_s):
+    """Start a host in each of two network namespaces; return both, host 0 first."""
+    options = {"--coordinator": f"{linked.address}:29400", "--host-timeout": timeout_s}
+    second = hosts(1, SCRIPT, "wait", inside=linked.inside(1), options=options)
+    return hosts(0, SCRIPT, "wait", inside=linked.inside(0), options=options), second
+
+
+def test_a_link_that_is_down_for_a_while_costs_nothing(hosts, tells, linked):
+    first, second = started_in(linked, hosts, 10_000)
+    process = tells(2)[1][0]
+    linked.set_link("down")
+    os.kill(process, signal.SIGKILL)
+    linked.set_link("up")
+    code, _, err = end_of(first)
+    assert code == 128 + signal.SIGKILL
+    assert err.endswith(") was ended by SIGKILL\n")
+    assert end_of(second)[0] == 128 + signal.SIGKILL
+
+
+def test_a_host_whose_link_is_down_is_lost_on_both_sides(hosts, tells, linked):
+    first, second = started_in(linked, hosts, 3)
+    processes = [process for process, _ in tells(2).values()]
+    linked.set_link("down")
+    code, _, err = end_of(first)
+    assert code == 1
+    assert "rank 1 on host 1 (" in err
+    assert err.endswith("its agent has been silent for 3 s (--host-timeout)\n")
+    code, _, err = end_of(second)
+    assert code == 1
+    assert err.endswith("has been silent for 3 s (--host-timeout); the ranks here are ended\n")
+    assert are_gone(processes)

@@ -5,6 +5,7 @@ from itertools import count
 
 import pytest
 import zmq
+from fake_ranks import FakeRank
 
 from actorflow.distributed.agent import Agent
 from actorflow.distributed.coordinator import Coordinator
@@ -13,27 +14,6 @@ from actorflow.distributed.launcher import Launcher, RankLaunch
 from actorflow.distributed.signal_notes import SignalNotes
 
 START_S = 40.0
-
-
-class FakeRank:
-    """A rank's process that lives until a test says that it has exited, and notes its signals."""
-
-    tail, code, is_forced, is_stopped = None, None, False, False
-
-    def __init__(self, rank, sent):
-        self.rank, self.pidfd, self.sent = rank, 1000 + rank, sent
-
-    def send(self, number):
-        self.sent.append((self.rank, number))
-
-    def kill_group(self):
-        self.send(signal.SIGKILL)
-
-    def wait(self):
-        return 0
-
-    def look_for_stop(self):
-        pass
 
 
 class FakeCoordinator(Coordinator):

@@ -1,0 +1,240 @@
+"""Agents of other hosts: who is let in, what is heard, and when a host is lost."""
+
+import socket
+from dataclasses import replace
+
+import msgpack
+import pytest
+import zmq
+from zmq_clients import ENOUGH_MS, Client
+
+from actorflow.distributed.agent_messages import (
+    AgentAlive,
+    AgentHello,
+    AgentRefused,
+    AgentWelcome,
+    HostLimits,
+    LauncherAlive,
+    RankExited,
+    ToAgent,
+)
+from actorflow.distributed.hosts import AgentLost, AgentServer, HostAgents, differences
+from actorflow.distributed.messages import VERSION, decode, encode
+from compiler.contract.errors import ActorflowError
+
+SILENCE_S = 15.0
+HELLO = AgentHello("nodeB", "0.1", "3.11.7", "ab" * 32, 8)
+
+
+class Hosts:
+    """A server of two agents whose time is what a test says, and clients that connect to it."""
+
+    def __init__(self):
+        self.refused, self.clients, self.now_s = [], [], 0.0
+        limits = HostLimits(60.0, SILENCE_S)
+        self.server = AgentServer(
+            2, b"s" * 32, ("127.0.0.1", 0), limits,
+            clock=lambda: 0.0, refused=self.refused.append, handshake_ms=500,
+        )  # fmt: skip
+
+    def client(self, index=0, name=b"0.a", **options):
+        self.clients.append(Client(self.server.keys(index, ("x.py",)), name=name, **options))
+        return self.clients[-1]
+
+    def poll(self, *sources):
+        poller = zmq.Poller()
+        for source in (*self.server.sockets, *sources):
+            poller.register(source, zmq.POLLIN)
+        return dict(poller.poll(ENOUGH_MS))
+
+    def event(self, client, *wanted):
+        """Serve until something happened to the connection of a client."""
+        while self.poll(client.monitor):
+            self.server.turn(self.now_s)
+            if client.monitor.poll(0) and client.next_event() in wanted:
+                return
+
+    def news(self, count=1):
+        """Serve until so many news have come."""
+        news = []
+        while len(news) < count:
+            assert self.poll()
+            news += self.server.turn(self.now_s)
+        return news
+
+    def heard(self, client):
+        """Serve until a client was told something."""
+        while client.socket not in self.poll(client.socket):
+            self.server.turn(self.now_s)
+        return decode(client.socket.recv_multipart(), ToAgent)
+
+    def connected(self, index=0, name=b"0.a"):
+        client = self.client(index, name)
+        client.socket.send_multipart(encode(HELLO))
+        assert self.news() == [(index, HELLO)]
+        assert self.heard(client) == AgentWelcome()
+        return client
+
+    def silent_for(self, seconds):
+        """Let time go by in steps of a loop that is awake; return the news."""
+        news, end_s = [], self.now_s + seconds
+        while self.now_s < end_s:
+            self.now_s += 0.5
+            news += self.server.turn(self.now_s)
+        return news
+
+    def close(self):
+        for client in self.clients:
+            client.close()
+        self.server.close()
+
+
+@pytest.fixture
+def hosts():
+    all_hosts = Hosts()
+    yield all_hosts
+    all_hosts.close()
+
+
+def test_an_agent_is_welcome_and_answered(hosts):
+    client = hosts.connected()
+    client.socket.send_multipart(encode(AgentAlive(7)))
+    assert hosts.news() == [(0, AgentAlive(7))]
+    assert hosts.heard(client) == LauncherAlive(7)
+    assert hosts.refused == []
+
+
+def test_clients_without_the_secret_are_turned_away_and_agents_are_still_served(hosts):
+    hosts.event(hosts.client(pair=zmq.curve_keypair()), zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+    ended = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_DISCONNECTED)
+    hosts.event(hosts.client(curve=False), *ended)
+    hosts.event(hosts.client(server=zmq.curve_keypair()[0]), *ended)
+    address, port = hosts.server.endpoint.removeprefix("tcp://").split(":")
+    for said in (bytes(range(256)), b""):
+        with socket.create_connection((address, int(port))) as raw:
+            raw.settimeout(ENOUGH_MS / 1000)
+            raw.sendall(said)
+            try:
+                while raw.recv(4096):
+                    pass
+            except ConnectionResetError:
+                pass
+    hosts.connected()
+    assert hosts.refused == ["a connection from 127.0.0.1 without a key of this job was refused"]
+
+
+def test_an_agent_that_sends_too_much_is_lost(hosts):
+    client = hosts.connected()
+    client.socket.send_multipart([b"", bytes(2 << 20)])
+    assert hosts.news() == [(0, AgentLost("was lost: its agent has ended"))]
+
+
+def test_what_another_version_says_is_refused_in_words(hosts):
+    client = hosts.client()
+    client.socket.send_multipart([msgpack.packb([VERSION + 1, "AgentHello"])])
+    refused = hosts.heard(client)
+    assert refused == AgentRefused(
+        "host 0 sends what this version of actorflow cannot read (the version is 3, expected"
+        " version 2 of messages)"
+    )
+    assert hosts.refused == [refused.reason]
+
+
+def test_a_second_process_of_one_host_is_refused_and_the_first_goes_on(hosts):
+    first = hosts.connected()
+    second = hosts.client(name=b"0.b")
+    second.socket.send_multipart(encode(HELLO))
+    assert hosts.heard(second).reason.startswith("another process is host 0 of this job already")
+    second.socket.send_multipart(encode(RankExited(1, 0, 0, 9, False, "")))
+    first.socket.send_multipart(encode(AgentAlive(1)))
+    assert hosts.news() == [(0, AgentAlive(1))]
+
+
+def test_an_agent_that_is_unknown_is_not_heard_before_its_hello(hosts):
+    client = hosts.client()
+    client.socket.send_multipart(encode(AgentAlive(1)))
+    client.socket.send_multipart(encode(HELLO))
+    assert hosts.news() == [(0, HELLO)]
+
+
+def test_a_host_is_lost_after_its_silence_and_once(hosts):
+    hosts.connected()
+    assert hosts.silent_for(14.5) == []
+    text = "was lost: its agent has been silent for 15 s (--host-timeout)"
+    assert hosts.silent_for(5) == [(0, AgentLost(text))]
+
+
+def test_a_word_ends_the_silence(hosts):
+    client = hosts.connected()
+    hosts.silent_for(14.5)
+    client.socket.send_multipart(encode(AgentAlive(1)))
+    assert hosts.news() == [(0, AgentAlive(1))]
+    assert hosts.silent_for(14.5) == []
+
+
+def test_a_launcher_that_was_stopped_blames_nobody(hosts):
+    hosts.connected()
+    hosts.now_s += 3600
+    assert hosts.server.turn(hosts.now_s) == []
+    assert hosts.silent_for(13.5) == []
+    assert len(hosts.silent_for(1)) == 1
+
+
+def test_a_connection_that_ends_is_heard_at_once_and_another_agent_may_come(hosts):
+    hosts.connected().close()
+    hosts.clients.clear()
+    assert hosts.news() == [(0, AgentLost("was lost: its agent has ended"))]
+    hosts.connected(name=b"0.b")
+
+
+def test_an_agent_that_comes_while_another_is_lost_is_kept(hosts):
+    """The system may give its connection the number of the one that broke."""
+    hosts.connected().close()
+    hosts.clients.clear()
+    late = hosts.client(index=1, name=b"1.a")
+    late.socket.send_multipart(encode(HELLO))
+    news = sorted(hosts.news(2), key=lambda one: one[0])
+    assert news == [(0, AgentLost("was lost: its agent has ended")), (1, HELLO)]
+    late.socket.send_multipart(encode(AgentAlive(1)))
+    assert hosts.news() == [(1, AgentAlive(1))]
+
+
+def test_a_second_server_on_a_port_is_refused(hosts):
+    address, port = hosts.server.endpoint.removeprefix("tcp://").split(":")
+    with pytest.raises(ActorflowError, match=f"cannot listen to agents at {address}:{port}"):
+        AgentServer(2, b"s" * 32, (address, int(port)), HostLimits(1.0, 1.0))
+
+
+def test_hosts_that_come_late_or_not_at_all_are_waited_for(hosts):
+    poller = zmq.Poller()
+    agents = HostAgents(poller, None, hosts.server)
+    hosts.client(index=1, name=b"1.a").socket.send_multipart(encode(HELLO))
+    times = iter([0.0, *[59.0] * 2, 60.0, 60.0])
+    with pytest.raises(ActorflowError, match=r"host 0 of 2 did not connect .* within 60 s"):
+        agents.gather(clock=lambda: next(times, 60.0))
+
+
+A, B, SAME = "host 0 (nodeA)", "host 1 (nodeB)", "install the same version on all hosts"
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (HELLO, ""),
+        (replace(HELLO, num_cores=1), ""),
+        (replace(HELLO, version="0.2"), f"{B} has actorflow 0.2, {A} 0.1: {SAME}"),
+        (replace(HELLO, python="3.12.1"), f"{B} has Python 3.12.1, {A} 3.11.7: {SAME}"),
+        (
+            replace(HELLO, hostname="node\nB", script="cd" * 32),
+            "host 1 (node\\nB) has another script, of SHA-256 cdcdcdcdcdcd, host 0 (nodeA)"
+            " abababababab: give all hosts the same script",
+        ),
+        (
+            replace(HELLO, script=""),
+            f"{B} has another script, of SHA-256 none, {A} abababababab: give all hosts the same"
+            " script",
+        ),
+    ],
+)
+def test_hosts_that_differ_are_both_named(other, text):
+    assert differences({0: replace(HELLO, hostname="nodeA"), 1: other}) == text
