@@ -191,11 +191,10 @@ enum { END = -2, JOIN = -1, AS_SUM = 1 << 16 };
 typedef void (*af_reduce)(char *const *to, int64_t num_to, char *const *from, const int32_t *order,
                           int64_t count, int64_t by);
 
-#define EACH(EXPRESSION)                                   \
+#define EVERY(EXPRESSION)                                     \
     _Pragma("omp simd") for (int64_t i = 0; i < count; i++) { \
-        EXPRESSION;                                        \
-    }                                                      \
-    break
+        EXPRESSION;                                           \
+    }
 
 /* As numpy's maximum: NaN where one is NaN. */
 #define LARGER(a, b) ((a) >= (b) || (a) != (a) ? (a) : (b))
@@ -229,14 +228,8 @@ static int is_of_two(const int32_t *order) {
     return order[0] == 0 && order[1] == 1 && order[2] == JOIN && order[3] == END;
 }
 
-#define COMBINE(TO, T, A, B, ADD, MAX, MIN)                 \
-    switch (by) {                                           \
-    case BY_MAX: EACH(T a = A; T b = B; TO[i] = MAX(a, b)); \
-    case BY_MIN: EACH(T a = A; T b = B; TO[i] = MIN(a, b)); \
-    default: EACH(T a = A; T b = B; TO[i] = ADD(a, b));     \
-    }
-
-/* Two operands that meet first are added as they are read, and so is one that joins what is there. */
+/* Two operands that meet first are added as they are read, and so is one that joins what is there; of
+ * extremes, which are rare, each is put on top first. */
 #define REDUCE(NAME, T, SUM_T, READ, WRITE, ADD, MAX, MIN)                                       \
     SUM_OF_TWO(NAME##_of_two, T, READ, WRITE, ADD)                                               \
     static void NAME(char *const *to, int64_t num_to, char *const *from, const int32_t *order,   \
@@ -250,36 +243,38 @@ static int is_of_two(const int32_t *order) {
             const int64_t left = num_elements - start, count = left < BLOCK ? left : BLOCK;      \
             SUM_T *top = sums[0]; /* an operand goes above it */                                 \
             for (const int32_t *step = order; *step != END; step++) {                            \
+                const SUM_T *joins = top;                                                        \
+                const int is_last = step[1] == JOIN, is_sum = by == BY_SUM;                      \
                 if (*step == JOIN) {                                                             \
                     top -= BLOCK;                                                                \
-                    COMBINE(top, SUM_T, top[i], top[i + BLOCK], ADD, MAX, MIN)                   \
-                    continue;                                                                    \
-                }                                                                                \
-                const int64_t source = *step & (AS_SUM - 1);                                     \
-                const int is_last = step[1] == JOIN;                                             \
-                if (*step & AS_SUM) {                                                            \
-                    const SUM_T *x = (const SUM_T *)from[source] + start;                        \
-                    if (is_last) {                                                               \
-                        COMBINE(top, SUM_T, top[i], x[i], ADD, MAX, MIN)                         \
+                } else if (*step & AS_SUM) {                                                     \
+                    joins = (const SUM_T *)from[*step & (AS_SUM - 1)] + start;                   \
+                    if (!is_last) {                                                              \
+                        top += BLOCK;                                                            \
+                        memcpy(top, joins, (size_t)count * sizeof(SUM_T));                       \
+                        continue;                                                                \
+                    }                                                                            \
+                    step++;                                                                      \
+                } else {                                                                         \
+                    const T *x = (const T *)from[*step] + start;                                 \
+                    if (is_sum && is_last) {                                                     \
+                        EVERY(top[i] = ADD(top[i], READ(x[i])))                                  \
+                        step++;                                                                  \
+                    } else if (is_sum && step[1] >= 0 && step[1] < AS_SUM && step[2] == JOIN) {  \
+                        const T *y = (const T *)from[step[1]] + start;                           \
+                        top += BLOCK;                                                            \
+                        EVERY(top[i] = ADD(READ(x[i]), READ(y[i])))                              \
+                        step += 2;                                                               \
                     } else {                                                                     \
                         top += BLOCK;                                                            \
-                        memcpy(top, x, (size_t)count * sizeof(SUM_T));                           \
+                        EVERY(top[i] = READ(x[i]))                                               \
                     }                                                                            \
-                    step += is_last;                                                             \
                     continue;                                                                    \
                 }                                                                                \
-                const T *x = (const T *)from[source] + start;                                    \
-                if (is_last) {                                                                   \
-                    COMBINE(top, SUM_T, top[i], READ(x[i]), ADD, MAX, MIN)                       \
-                    step++;                                                                      \
-                } else if (step[1] >= 0 && step[1] < AS_SUM && step[2] == JOIN) {                \
-                    const T *y = (const T *)from[step[1]] + start;                               \
-                    top += BLOCK;                                                                \
-                    COMBINE(top, SUM_T, READ(x[i]), READ(y[i]), ADD, MAX, MIN)                   \
-                    step += 2;                                                                   \
-                } else {                                                                         \
-                    top += BLOCK;                                                                \
-                    for (int64_t i = 0; i < count; i++) top[i] = READ(x[i]);                     \
+                switch (by) {                                                                    \
+                case BY_MAX: EVERY(SUM_T y = joins[i]; top[i] = MAX(top[i], y)) break;           \
+                case BY_MIN: EVERY(SUM_T y = joins[i]; top[i] = MIN(top[i], y)) break;           \
+                default: EVERY(top[i] = ADD(top[i], joins[i]))                                   \
                 }                                                                                \
             }                                                                                    \
             if (!num_to) {                                                                       \
@@ -287,7 +282,7 @@ static int is_of_two(const int32_t *order) {
                 continue;                                                                        \
             }                                                                                    \
             T *first = (T *)to[0] + start;                                                       \
-            for (int64_t i = 0; i < count; i++) first[i] = WRITE(top[i]);                        \
+            EVERY(first[i] = WRITE(top[i]))                                                      \
             for (int64_t rank = 1; rank < num_to; rank++)                                        \
                 memcpy((T *)to[rank] + start, first, (size_t)count * sizeof(T));                 \
         }                                                                                        \
