@@ -1,12 +1,14 @@
 """What collectives between ranks of this host take, and how much memory they move per second.
 
     python benchmarks/bench_collectives.py [--ranks 2] [--kinds all_reduce,...] [--json FILE]
+    python benchmarks/bench_collectives.py --hosts ab [--ranks 2] [--kinds all_reduce]
     python benchmarks/bench_collectives.py --gloo PYTHON [--ranks 2] [--rounds 3]
 
 Each rank is a process. All sizes are gone through in rounds, so that what else the machine does
 meets all of them alike; a row is the median over all rounds of the slowest rank. With `--gloo`
 PYTHON is one that has torch: its all-reduce by gloo takes turns with ours, a thread for each rank,
-and the medians of the rounds stand beside each other.
+and the medians of the rounds stand beside each other. `--hosts` has a letter for the host of each
+rank, between which messages go by MPI.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from actorflow.distributed.rank_process import on_cores, split_cores
+from actors.collectives import mpi
+from actors.collectives.hierarchical import HierarchicalCommunicator
 from actors.collectives.shared_memory import SharedMemory
 from actors.kernels.library.runtime import find_toolchain
 from compiler.contract.collective import Collective, LaunchSite
@@ -73,7 +77,7 @@ dist.destroy_process_group()
 """
 
 
-def bound(communicator: SharedMemory, kind: str, size: int, order: int):
+def bound(communicator: SharedMemory | HierarchicalCommunicator, kind: str, size: int, order: int):
     """Return a launch of a collective over so many bytes of float32 as all ranks have together."""
     ranks = communicator.mesh.num_ranks
     rows = size // (4 * ranks) // ranks * ranks
@@ -118,7 +122,13 @@ def run(rank: int, options: argparse.Namespace, pipe) -> None:
 
     mesh = Mesh(("data",), (options.ranks,))
     toolchain = find_toolchain(os.environ, Path(options.cache))
-    communicator = SharedMemory(rank, mesh, gather, toolchain, deadline_s=60)
+    communicator: SharedMemory | HierarchicalCommunicator
+    if options.hosts:
+        communicator = HierarchicalCommunicator(
+            rank, mesh, gather, toolchain, host=options.hosts[rank], connect=mpi.connect
+        )
+    else:
+        communicator = SharedMemory(rank, mesh, gather, toolchain, deadline_s=60)
     cases = [(kind, size) for kind in options.kinds.split(",") for size in SIZES]
     meets = {case: bound(communicator, *case, order) for order, case in enumerate(cases)}
     communicator.ready()
@@ -198,6 +208,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--cache", default=tempfile.gettempdir() + "/actorflow-bench")
+    parser.add_argument("--hosts", default="", help="a letter for each rank")
     parser.add_argument("--gloo", metavar="PYTHON", help="which has torch")
     options = parser.parse_args()
     Path(options.cache).mkdir(mode=0o700, exist_ok=True)

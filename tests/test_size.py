@@ -24,10 +24,10 @@ TORCH_SIGNATURES = (
 
 BUDGET = {
     "actorflow": 37_700,
-    "actors": 47_800,
+    "actors": 48_150,
     "compiler": 32_450,
     "memory": 3_800,
-    "tests": 104_300,
+    "tests": 104_600,
     "benchmarks": 15_800,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

@@ -66,6 +66,7 @@ def findings(environ: Mapping[str, str], host: Host) -> list[Finding]:
         *_native_findings(environ, host),
         *_core_findings(host),
         _ranks_finding(host),
+        *_mpi_findings(host),
         *_machine_findings(host),
         *_cuda_findings(host),
         *_settings_findings(environ, host),
@@ -172,6 +173,13 @@ def _ranks_finding(host: Host) -> Finding:
     usable = max(1, int(min(host.num_cores, host.quota_cores or host.num_cores)))
     most = f"up to {usable} have a core each" if usable > 1 else "they take turns on one core"
     return Finding("ranks", f"several can run here, by actorflow launch -n P: {most}")
+
+
+def _mpi_findings(host: Host) -> Iterator[Finding]:
+    """What ranks on several hosts exchange tensors by."""
+    for name, version in host.mpi_packages.items():
+        missing = "is not installed: ranks on several hosts would need it (extra [mpi])"
+        yield Finding(name, missing if version is None else version)
 
 
 def _machine_findings(host: Host) -> Iterator[Finding]:

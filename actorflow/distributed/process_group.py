@@ -136,8 +136,15 @@ class ProcessGroup:
             from actors.collectives.shared_memory import SharedMemory  # which builds C
 
             toolchain = toolchain_of(settings)
-            return SharedMemory(
-                self.rank, plan.mesh, self.all_gather_object, toolchain, deadline_s=wait_s
+            rank, mesh, gather = self.rank, plan.mesh, self.all_gather_object
+            host = "" if self.member is None else self.member.host
+            if not host:
+                return SharedMemory(rank, mesh, gather, toolchain, deadline_s=wait_s)
+            from actors.collectives.hierarchical import HierarchicalCommunicator
+            from actors.collectives.mpi import connect  # and mpi4py, where a group crosses hosts
+
+            return HierarchicalCommunicator(
+                rank, mesh, gather, toolchain, host=host, connect=connect, deadline_s=wait_s
             )
         if STAGE in plan.mesh.names and (settings.sync or settings.trace is not None):
             raise DeviceError(

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +51,9 @@ CUDA_PACKAGES = {
 }
 """What jobs on CUDA may use, with the extra that installs it."""
 
+MPI_PACKAGES = ("mpi4py", "mpich")
+"""What ranks on several hosts need (extra [mpi])."""
+
 _BUSY_WINDOW_S = 0.2
 _LOOPBACK_S = 1.0
 
@@ -59,7 +62,8 @@ _LOOPBACK_S = 1.0
 class Host:
     """What was seen of a machine. None stands for what this system does not tell.
 
-    `packages` is distribution -> version or None; `cuda_packages` the same for CUDA_PACKAGES.
+    `packages` is distribution -> version or None; `cuda_packages` the same for CUDA_PACKAGES, and
+    `mpi_packages` for MPI_PACKAGES.
     `compiler` is what the C compiler calls itself, and `compiler_error` why it builds nothing.
     `onednn` is the version of the library of products; `cudnn` is the one that is found first.
     `busy_cores` is what other processes use. `shares_memory` is whether ranks can be started and
@@ -85,6 +89,7 @@ class Host:
     shares_memory: bool = True
     reaches_loopback: bool = True
     cudnn: InstalledCudnn | None = None
+    mpi_packages: Mapping[str, str | None] = field(default_factory=dict)
 
 
 def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sleep) -> Host:
@@ -118,6 +123,7 @@ def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sle
         shares_memory=hasattr(os, "memfd_create") and hasattr(os, "pidfd_open"),
         reaches_loopback=_reaches_loopback(),
         cudnn=installed(),
+        mpi_packages={name: _version(name) for name in MPI_PACKAGES},
     )
 
 

@@ -10,6 +10,8 @@ which waits for the other ranks and reads and writes their memory.
 - `hierarchical`   an end of the transport between hosts: memory inside each, messages between.
 - `crossing`       one collective whose ranks are on several hosts: what each adds and sends.
 - `pieces`         messages between hosts, some under way at once.
+- `mpi`            the messages themselves, by mpi4py.
+- `pmi`            how MPI starts without mpiexec: a rank answers it by the ranks' own gather.
 - `shared_memory`  a rank's end of the transport: `Communicator` of `actors.machine.protocol`.
 - `meet.c`         the meeting itself: arrivals, sums, copies, and who sleeps or gives up.
 - `nccl`           the end of a rank with a GPU, whose launches are calls of NCCL on a stream.

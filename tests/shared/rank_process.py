@@ -1,4 +1,6 @@
-"""One rank as a process: `python rank_process.py RANK COUNT SIZE DEADLINE_S CACHE`.
+"""One rank as a process: `python rank_process.py RANK COUNT SIZE DEADLINE_S CACHE [HOSTS]`.
+
+HOSTS has a letter for the host of each rank; without it all are on one.
 
 It agrees with others over its pipes: a line out for what it has to say, a line in for what all
 said.
@@ -12,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from actors.collectives import mpi
+from actors.collectives.hierarchical import HierarchicalCommunicator
 from actors.collectives.shared_memory import SharedMemory
 from actors.kernels.library.runtime import find_toolchain
 from compiler.contract.collective import Collective, LaunchSite
@@ -29,11 +33,15 @@ def gather(name, value):
     return ast.literal_eval(sys.stdin.readline())
 
 
-def main(rank, count, size, deadline_s, cache):
+def main(rank, count, size, deadline_s, cache, hosts=""):
     toolchain = find_toolchain(os.environ, Path(cache))
-    communicator = SharedMemory(
-        int(rank), Mesh(("data",), (int(count),)), gather, toolchain, deadline_s=float(deadline_s)
-    )
+    asked = int(rank), Mesh(("data",), (int(count),)), gather, toolchain
+    if hosts:
+        communicator = HierarchicalCommunicator(
+            *asked, host=hosts[int(rank)], connect=mpi.connect, deadline_s=float(deadline_s)
+        )
+    else:
+        communicator = SharedMemory(*asked, deadline_s=float(deadline_s))
     type_ = TensorType(DType.FLOAT32, (int(size),))
     array = communicator.allocate(type_.size_bytes, 64).view(np.float32)
     attrs = {"group": "data", "order": 0, "num_ranks": int(count), "by": "sum"}

@@ -20,6 +20,7 @@ SOUND = Host(
     packages={"numpy": "2.4.0", "msgpack": "1.2"},
     cuda=NvmlDevices(problem="no NVIDIA driver is here"),
     cuda_packages=dict.fromkeys(CUDA_PACKAGES),
+    mpi_packages={"mpi4py": None, "mpich": "5.0.2"},
     blas=FAST,
     free_blas=None,
     compiler="/usr/bin/cc: cc 12.2.0",
@@ -89,6 +90,8 @@ def test_a_sound_machine_has_no_warning():
         "ok   cores       8 available",
         "ok   load        other processes use 0.1 cores",
         "ok   ranks       several can run here, by actorflow launch -n P: up to 8 have a core each",
+        "ok   mpi4py      is not installed: ranks on several hosts would need it (extra [mpi])",
+        "ok   mpich       5.0.2",
         "ok   ram         48.0 GiB available of 64.0 GiB",
         "ok   gpu         no NVIDIA driver is here; plans for one are made with --gpu, and can"
         " run emulated, slowly",
@@ -212,7 +215,7 @@ def test_a_gpu_with_all_that_it_needs_has_no_warning():
     cudnn = InstalledCudnn("/there/libcudnn.so.9", CudnnLibrary((9, 27), is_jit=True))
     packages = dict.fromkeys(SOUND.cuda_packages, "14.2")
     host = replace(SOUND, cuda=ONE_GPU, cuda_packages=packages, cudnn=cudnn)
-    assert report_lines(HOME, host)[10:20] == [
+    assert report_lines(HOME, host)[12:22] == [
         "ok   gpu         driver 580.65.06, which serves CUDA 13.0",
         "ok   cuda:0      NVIDIA H200, 140.0 GiB, 9.0",
         "ok   cupy-cuda13x 14.2",

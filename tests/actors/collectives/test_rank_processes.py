@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import rank_process
+from extras import need_mpi
 
 ROOT = Path(rank_process.__file__).resolve().parents[2]
 
@@ -14,13 +15,13 @@ ROOT = Path(rank_process.__file__).resolve().parents[2]
 class Processes:
     """Ranks as processes, driven line by line; what they say is waited for, never slept for."""
 
-    def __init__(self, count, size, deadline_s, cache):
+    def __init__(self, count, size, deadline_s, cache, hosts=""):
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, rank_process.__file__]
         pipe = subprocess.PIPE
         self.ranks = [
             subprocess.Popen(
-                [*command, *map(str, (rank, count, size, deadline_s, cache))],
+                [*command, *map(str, (rank, count, size, deadline_s, cache, hosts))],
                 stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=environ,
             )
             for rank in range(count)
@@ -37,11 +38,12 @@ class Processes:
 
     def agree(self):
         everyone = range(len(self.ranks))
-        for _ in range(2):
-            said = [self.heard(rank) for rank in everyone]
+        said = [self.heard(rank) for rank in everyone]
+        while said[0][0] == "gather":
             assert {(kind, name) for kind, (name, _) in said} == {("gather", said[0][1][0])}
             self.tell([value for _, (_, value) in said])
-        assert [self.heard(rank)[0] for rank in everyone] == ["ready"] * len(self.ranks)
+            said = [self.heard(rank) for rank in everyone]
+        assert [kind for kind, _ in said] == ["ready"] * len(self.ranks)
 
     def close(self):
         for process in self.ranks:
@@ -53,8 +55,8 @@ class Processes:
 def processes(request, native_toolchain):
     found = []
 
-    def start(count, deadline_s):
-        found.append(Processes(count, request.param, deadline_s, native_toolchain.folder))
+    def start(count, deadline_s, hosts=""):
+        found.append(Processes(count, request.param, deadline_s, native_toolchain.folder, hosts))
         found[0].agree()
         return found[0]
 
@@ -93,3 +95,28 @@ def test_who_is_stopped_is_named_at_the_deadline_and_hears_of_it_when_it_goes_on
     kind, (rank, text) = ranks.heard(1)
     assert (kind, rank) == ("failed", 1)
     assert "rank 0 aborted the run: rank 1 did not arrive" in text
+
+
+def test_processes_on_several_hosts_meet_by_mpi(processes):
+    need_mpi()
+    ranks = processes(4, 60, "aabc")
+    for value in range(3):
+        ranks.tell(value)
+        assert [ranks.heard(rank) for rank in range(4)] == [("met", [4.0 * value + 6])] * 4
+    for process in ranks.ranks:
+        maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+        files = [line for line in maps if "mpich_shm_" in line]
+        assert files  # of which none has a name any more, so that none outlives its rank
+        assert all([line.endswith(" (deleted)") for line in files])
+
+
+def test_who_is_killed_on_another_host_is_named(processes):
+    need_mpi()
+    ranks = processes(2, 0.5, "ab")
+    ranks.tell(0)
+    assert [ranks.heard(rank)[0] for rank in range(2)] == ["met"] * 2
+    ranks.ranks[1].kill()
+    ranks.ranks[1].wait()
+    ranks.tell(0, 0)
+    kind, (rank, _) = ranks.heard(0)
+    assert (kind, rank) == ("failed", 1)
