@@ -29,8 +29,8 @@ from actors.collectives.pieces import (
     PARTS,
     PIECE_BYTES,
     RESULTS,
-    Buffers,
     Incoming,
+    MessageBuffers,
     Outgoing,
     PointToPoint,
     Waiting,
@@ -67,14 +67,14 @@ class Crossing:
         transport: PointToPoint,
         library: ctypes.CDLL,
         first_tag: int,
-        pool: dict[tuple[object, ...], Buffers],
+        pool: dict[tuple[object, ...], MessageBuffers],
     ) -> None:
         launch = launches[0]
         self.collective, self.digest, self.firing = launch.collective, int(launch.digest), 0
         self.transport, self._library, self._pool = transport, library, pool
         self._lane, self._count, self._first_tag = lane, launch.count, first_tag
         self._is_aside = bool(launch.is_aside)
-        self._places = Places(lane)
+        self._places = GroupPlacement(lane)
         if len(lane.ranks) > segments.MAX_SOURCES:
             raise DeviceError(
                 f"{described(self.collective)} is for {len(lane.ranks)} ranks on several hosts,"
@@ -150,10 +150,10 @@ class Crossing:
                 self.transport.abandon(request)
             flow.under_way.clear()
 
-    def _buffers(self, *key: object, peers: Sequence[int], size_bytes: int) -> Buffers:
+    def _buffers(self, *key: object, peers: Sequence[int], size_bytes: int) -> MessageBuffers:
         # What goes to several peers is the same for all.
         num_arrays = len(peers) if key[0] == "in" else 1
-        buffers = self._pool.setdefault((*key, *peers), Buffers(num_arrays))
+        buffers = self._pool.setdefault((*key, *peers), MessageBuffers(num_arrays))
         buffers.reserve(size_bytes)
         return buffers
 
@@ -316,7 +316,7 @@ class Crossing:
         if c.op == "all_to_all":
             for other in places.foreign:
                 self._send_block(other, region(c, own, other))
-                self._receive_blocks(other, [(index, packed(region(c, other, own)))])
+                self._receive_blocks(other, [(index, dense_block(region(c, other, own)))])
             return
         size_bytes = sized(c, own)
         # Aside every rank receives for itself, else one for all ranks of its host.
@@ -343,7 +343,7 @@ class Crossing:
         if self._places.own == 0:
             self._send_block(1, block)
         else:
-            self._receive_blocks(0, [(0, packed(block))])
+            self._receive_blocks(0, [(0, dense_block(block))])
 
     def _copy_here(self, other: int, block: ByteBlocks) -> None:
         """Copy between the operands of this rank and another one of the host."""
@@ -353,7 +353,7 @@ class Crossing:
 
     def _send_block(self, place: int, block: ByteBlocks) -> None:
         """Send a block of the own operand, packed before the first piece goes."""
-        own, dense = self._places.own_index, packed(block, is_target=True)
+        own, dense = self._places.own_index, dense_block(block, is_target=True)
         size_bytes = block_bytes(block)
         scratch = np.zeros(max(1, size_bytes), np.uint8)
         start = address_of(scratch)
@@ -387,7 +387,7 @@ class Crossing:
         self._receive(PARTS, (self._lane.ranks[place],), pieces, (1,), take)
 
 
-class Places:
+class GroupPlacement:
     """Where the places of a group are: `own`, those `here`, and those on other hosts.
 
     `index_here` is the number of a place among those of this host, -1 for others; `subtrees` is
@@ -443,7 +443,7 @@ def block_bytes(block: ByteBlocks) -> int:
     return math.prod([int(n) for n in block.extents]) * int(block.run_bytes)
 
 
-def packed(block: ByteBlocks, is_target: bool = False) -> ByteBlocks:
+def dense_block(block: ByteBlocks, is_target: bool = False) -> ByteBlocks:
     """Return a block that is read from bytes one after another, or written to such."""
     _, middle, last = block.extents
     run = block.run_bytes

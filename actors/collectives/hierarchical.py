@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from actors.collectives.crossing import Crossing
-from actors.collectives.pieces import Buffers, PointToPoint
+from actors.collectives.pieces import MessageBuffers, PointToPoint
 from actors.collectives.shared_memory import SharedMemory
 from actors.kernels.library.runtime import Toolchain
 from actors.machine.protocol import AllGatherObject, Array, Block, Launch
@@ -70,7 +70,6 @@ class HierarchicalCommunicator:
         self._memory = SharedMemory(rank, mesh, gather, toolchain, host=host, deadline_s=deadline_s)
         self._gather, self._connect = gather, connect
         self._transport: TaggedTransport | None = None
-        self._buffers: list[Buffers] = []
 
     @property
     def rank(self) -> int:
@@ -118,16 +117,18 @@ class HierarchicalCommunicator:
         transport.claim_tags(first, own_tags[1])
         library = self._memory.library
         for lane in self._memory.crossings:
-            pool: dict[tuple[object, ...], Buffers] = {}
+            pool: dict[tuple[object, ...], MessageBuffers] = {}
             for launches in lane.calls:
                 crossing = Crossing(
                     lane, launches, transport, library, first + 2 * lane.number, pool
                 )
                 for launch in launches:
                     launch.meet_by(crossing)
-            self._buffers += pool.values()
-        for buffers in self._buffers:
-            buffers.allocate()
+            # A rank that comes for another collective of the lane sends what that takes: it must
+            # fit, for its header to be read.
+            most = max([buffers.size_bytes for buffers in pool.values()], default=0)
+            for buffers in pool.values():
+                buffers.allocate(most)
 
     def abort(self, reason: str, at_fault: int | None = None) -> None:
         """Wake whoever waits on this host; see `Communicator.abort`.

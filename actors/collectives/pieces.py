@@ -63,7 +63,7 @@ class PointToPoint(Protocol):
 
 
 @dataclass(slots=True)
-class Buffers:
+class MessageBuffers:
     """The messages of one kind between this rank and some peers, for all collectives of a lane."""
 
     num_peers: int
@@ -74,11 +74,10 @@ class Buffers:
         """Make room for a message of so many bytes after its header."""
         self.size_bytes = max(self.size_bytes, HEADER.size + size_bytes)
 
-    def allocate(self) -> None:
-        """Make the memory."""
+    def allocate(self, size_bytes: int) -> None:
+        """Make the memory, of so many bytes for each message."""
         self.arrays = [
-            [np.zeros(self.size_bytes, np.uint8) for _ in range(self.num_peers)]
-            for _ in range(WINDOW)
+            [np.zeros(size_bytes, np.uint8) for _ in range(self.num_peers)] for _ in range(WINDOW)
         ]
 
 
@@ -101,7 +100,7 @@ class Outgoing:
     tag: int
     pieces: Sequence[tuple[int, int]]
     unit_bytes: int
-    buffers: Buffers
+    buffers: MessageBuffers
     make: Callable[[int, int, int], None]
     after: Incoming | None = None  # a piece goes once that one has taken it
     next: int = 0
@@ -151,7 +150,7 @@ class Incoming:
     tag: int
     pieces: Sequence[tuple[int, int]]
     unit_bytes: Sequence[int]  # by peer
-    buffers: Buffers
+    buffers: MessageBuffers
     take: Callable[[int, int, Sequence[int]], None]
     posted: int = 0
     taken: int = 0

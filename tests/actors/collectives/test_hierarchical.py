@@ -228,6 +228,22 @@ def test_who_comes_for_another_collective_is_named(across, hosts, size):
     )
 
 
+def test_who_comes_with_a_longer_message_is_named(across):
+    def do(communicator):
+        meets = [bind(communicator, 0, 9)]
+        start = placed(communicator, np.zeros((2, 9000), np.float32))
+        types = type_of(DType.FLOAT32, start), type_of(DType.FLOAT32, start[:1])
+        attrs = {"num_ranks": 2, "axis": 0, "rows": 1, "by": "sum"}
+        left = placed(communicator, np.zeros((1, 9000), np.float32))
+        asked = call("reduce_scatter", *types, 1, "scatter", **attrs)
+        meets.append(communicator.bind(asked, (start,), (left,)))
+        communicator.ready()
+        meets[communicator.rank]()
+
+    said = failures(across, "ab", do)
+    assert any([" runs " in text for text in said.values()])
+
+
 def test_who_skips_a_firing_is_named(across):
     def do(communicator):
         meet = bind(communicator)
