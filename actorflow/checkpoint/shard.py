@@ -401,7 +401,7 @@ def read_shard(
 
     Without `wanted` all of the file is checked; with it, the header and the pieces of which
     something is wanted, and the file's own hash where these are all. Memory: what is wanted, and
-    one chunk, or one row of a piece where that is larger. Sizes are compared before anything is
+    1 MiB, or one row of a piece where that is larger. Sizes are compared before anything is
     allocated, so a lying manifest cannot ask for more than the file has.
 
     Raises:
@@ -460,10 +460,14 @@ def _read_piece(fs: Fs, fd: int, piece: Piece, whole: Any, target: tuple[Array, 
     return str(hasher.hexdigest())
 
 
+_ROWS_BYTES = 1 << 20
+"""What is read at a time beside the array that it is for, where it does not go there at once."""
+
+
 def _read_rows(piece: Piece, place: Array, box: Box, take: Callable[[memoryview], bool]) -> None:
     """Read a piece some rows at a time, and copy what lies in `box` into `place`."""
     num_rows = piece.extents[0]  # a scalar is dense, and so not read by rows
-    step = min(num_rows, max(1, CHUNK_BYTES * num_rows // piece.size_bytes))
+    step = min(num_rows, max(1, _ROWS_BYTES * num_rows // piece.size_bytes))
     chunk = np.empty((step, *piece.extents[1:]), piece.tensor.dtype)
     for first in range(0, num_rows, step):
         some = chunk[: num_rows - first]

@@ -1,7 +1,8 @@
 """Commands that print tables: `actorflow pack | ckpt | ops | passes`.
 
-`pack` places the buffers of a CSV file, `ckpt` lists or verifies the checkpoints of a run, `ops`
-prints the table op x knowledge with its gaps, `passes` every rewrite of the compiler in order.
+`pack` places the buffers of a CSV file, `ckpt` lists, verifies or exports the checkpoints of a
+run, `ops` prints the table op x knowledge with its gaps, `passes` every rewrite of the compiler in
+order.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from actorflow.checkpoint.errors import writing
 from actorflow.checkpoint.fs import step_of
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.checkpoint.reader import CheckpointRow
+from actorflow.checkpoint.shard import Piece, ShardSpec, write_pieces
 from actorflow.compile.extensions import load_plugins
 from actorflow.environment.option_values import parse_bytes
 from actors.kernels.host import catalogue
@@ -231,21 +234,28 @@ def _quoted(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
 
 
-# `actorflow ckpt ls | verify`.
+# `actorflow ckpt ls | verify | export`.
 
 _WHERE = "directory of a run, or of one checkpoint in it (RUN/step-0000000500)"
 
 
 def add_ckpt_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the two actions."""
+    """Add the actions."""
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     listing = actions.add_parser("ls", help="list the checkpoints of a run")
     listing.add_argument("directory", help=_WHERE)
     listing.set_defaults(command=_list)
-    verify = actions.add_parser("verify", help="check every file and tensor against its hash")
+    verify = actions.add_parser(
+        "verify", help="check every byte against its hash, and that pieces make up the tensors"
+    )
     verify.add_argument("directory", help=_WHERE)
     verify.add_argument("--step", type=int, help="verify only this step of the run")
     verify.set_defaults(command=_verify)
+    export = actions.add_parser("export", help="write whole tensors into one safetensors file")
+    export.add_argument("directory", help=_WHERE)
+    export.add_argument("file", help="the file to make; it must not exist")
+    export.add_argument("--step", type=int, help="export this step of the run, not the newest")
+    export.set_defaults(command=_export)
 
 
 def _chosen(directory: str) -> tuple[CheckpointManager, int | None]:
@@ -265,7 +275,8 @@ def _list(options: argparse.Namespace) -> int:
     if not rows:
         print(f"no checkpoints in {options.directory}")
         return 1
-    print(f"{'step':>10}  {'size':>10}  {'tensors':>7}  {'saved':<19}  notes")
+    head = f"{'step':>10}  {'size':>10}  {'tensors':>7}  {'pieces':>7}  {'ranks':>5}"
+    print(f"{head}  {'saved':<19}  notes")
     for row in rows:
         print(_listed(row))
     if hidden := manager.hidden():
@@ -279,13 +290,15 @@ def _list(options: argparse.Namespace) -> int:
 def _listed(row: CheckpointRow) -> str:
     """Return the line of one checkpoint; `saved` is local time."""
     if row.problem:
-        return f"{row.step:>10}  {'-':>10}  {'-':>7}  {'-':<19}  {row.problem}"
+        counts = f"{'-':>10}  {'-':>7}  {'-':>7}  {'-':>5}"
+        return f"{row.step:>10}  {counts}  {'-':<19}  {row.problem}"
     try:
         saved = datetime.fromtimestamp(row.modified_ns / 1e9).isoformat(" ", "seconds")
     except (ValueError, OverflowError, OSError):  # a file's time may be any number
         saved = "-"
     size, note = format_bytes(row.size_bytes), "NaN" if row.has_nan else ""
-    return f"{row.step:>10}  {size:>10}  {row.num_tensors:>7}  {saved:<19}  {note}".rstrip()
+    counts = f"{size:>10}  {row.num_tensors:>7}  {row.num_pieces:>7}  {row.num_ranks:>5}"
+    return f"{row.step:>10}  {counts}  {saved:<19}  {note}".rstrip()
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -304,8 +317,32 @@ def _verify(options: argparse.Namespace) -> int:
             print(f"step {number}: DAMAGED: {error}")
             continue
         size = sum(f.size_bytes for f in manifest.files)
-        print(f"step {number}: valid, {len(manifest.tensors)} tensors, {format_bytes(size)}")
+        text = f"step {number}: valid, {len(manifest.tensors)} tensors"
+        if manifest.num_ranks > 1:
+            text += f" in {len(manifest.pieces)} pieces of {manifest.num_ranks} ranks"
+        print(f"{text}, {format_bytes(size)}")
     return 1 if damaged else 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    manager, step = _chosen(options.directory)
+    step = step if options.step is None else options.step
+    loaded = manager.latest() if step is None else manager.load(step)
+    if loaded is None:
+        print(f"no checkpoints in {options.directory}")
+        return 1
+    path = Path(os.path.abspath(options.file))
+    pieces = [
+        Piece(tensor, (0,) * len(tensor.shape), tensor.shape) for tensor in loaded.manifest.tensors
+    ]
+    spec = ShardSpec(path.name, tuple(pieces))
+    with writing(path.parent, f"write {path.name}", manager.fs.free_bytes, spec.size_bytes()):
+        write_pieces(manager.fs, path.parent, (spec,), loaded.tensors)
+    print(
+        f"step {loaded.manifest.step}: {len(pieces)} tensors in {options.file},"
+        f" {format_bytes(spec.size_bytes())}"
+    )
+    return 0
 
 
 # `actorflow ops [FILE.py ...]`.

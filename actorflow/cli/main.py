@@ -279,7 +279,7 @@ def _parser() -> argparse.ArgumentParser:
         other = commands.add_parser(name, help=text)
         add_arguments(other)
         other.set_defaults(command=command)
-    add_ckpt_arguments(commands.add_parser("ckpt", help="list or verify checkpoints"))
+    add_ckpt_arguments(commands.add_parser("ckpt", help="list, verify or export checkpoints"))
     commands.add_parser("bench", help="compare with other engines, row by row")
     return parser
 

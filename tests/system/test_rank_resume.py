@@ -54,7 +54,8 @@ def on_step(step, metrics):
 x = np.random.default_rng(0).normal(size=(512, 16)).astype(np.float32)
 data = af.data.ArraySource({"x": x, "y": x[:, :10].argmax(1).astype(np.int64)}, batch=32, seed=2)
 model = Net()
-result = train.fit(model, data, steps=asked["steps"], progress=False, checkpoint=asked["folder"],
+folder = asked["folder"] + (str(rank) if "apart" in asked else "")
+result = train.fit(model, data, steps=asked["steps"], progress=False, checkpoint=folder,
                    every=asked.get("every", 5), on_step=on_step)
 state = {n: hashlib.sha256(a.tobytes()).hexdigest() for n, a in sorted(model.state().items())}
 with open(f"{asked['folder']}{rank}.json", "w") as file:
@@ -143,6 +144,15 @@ def test_a_rank_that_dies_while_it_writes_its_pieces_leaves_the_older_checkpoint
     finish(start(options, folder="run", steps=40))
     assert told("run")["first"] == 10
     assert max(losses(tmp_path / "run.log")) == 40, "and what came again is what was"
+
+
+def test_run_directories_that_differ_are_an_error_before_the_first_step(start, tmp_path):
+    options = "mesh=af.Mesh(data=2), zero=True"
+    code, _, err = end_of(start(options, folder="run", steps=40, apart=True))
+    assert code == 1
+    assert err.count("rank 1 has another run directory than rank 0") == 1
+    assert f"{tmp_path}/run1 there, {tmp_path}/run0 here" in err
+    assert not losses(tmp_path / "run.log")
 
 
 @pytest.mark.thinned(2)

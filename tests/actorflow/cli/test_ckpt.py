@@ -1,9 +1,13 @@
+import json
 import os
 
 import numpy as np
 import pytest
+import xxhash
+from safetensors.numpy import load_file
 
-from actorflow.checkpoint.manager import CheckpointManager
+from actorflow.checkpoint.manager import CheckpointManager, SavedFacts
+from actorflow.checkpoint.shard import TensorEntry
 from actorflow.cli.main import main
 
 
@@ -96,3 +100,55 @@ def test_what_lies_hidden_in_a_run_is_counted(ckpt, run, count):
     _, lines, _ = ckpt("ls", run)
     said = f"{count} hidden, of checkpoints that were replaced or not finished"
     assert [said in line for line in lines].count(True) == bool(count)
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    """A run with a checkpoint of two ranks."""
+    folder = tmp_path / "sharded"
+    facts = SavedFacts(0, "", {}, None, "")
+    whole = np.arange(12.0).reshape(4, 3)
+    with CheckpointManager(folder) as manager:
+        draft = manager.draft(7, facts, (TensorEntry("w", "float64", (4, 3)),), 2)
+        manager.begin(draft, 0)
+        written = [
+            manager.write(
+                7, draft.attempt, {f"model-rank{rank}": {"w": whole[2 * rank : 2 * rank + 2]}},
+                {"w": ((4, 3), (2 * rank, 0))},
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        manager.commit(draft, written)
+    return folder
+
+
+def test_pieces_and_ranks_are_told(ckpt, sharded):
+    _, (head, row), _ = ckpt("ls", sharded)
+    assert head.split()[2:5] == ["tensors", "pieces", "ranks"]
+    assert row.split()[3:6] == ["1", "2", "2"], "after the step, and a size with its unit"
+    assert "1 tensors in 2 pieces of 2 ranks" in ckpt("verify", sharded)[1][0]
+
+
+def test_pieces_that_leave_a_gap_are_not_valid(ckpt, sharded):
+    path = sharded / "step-0000000007" / "manifest.json"
+    body = json.loads(path.read_bytes().splitlines()[0])
+    del body["pieces"][1], body["files"][1]
+    text = json.dumps(body).encode()
+    path.write_bytes(text + b"\n" + xxhash.xxh3_128_hexdigest(text).encode())
+    code, (line,), _ = ckpt("verify", sharded)
+    assert code == 1
+    assert "tensor 'w' has 12 elements, and its pieces have 6" in line
+
+
+def test_whole_tensors_are_exported(ckpt, sharded, tmp_path):
+    file = tmp_path / "w.safetensors"
+    code, (line,), _ = ckpt("export", sharded, file)
+    assert code == 0
+    assert line.startswith("step 7: 1 tensors in ")
+    np.testing.assert_array_equal(load_file(file)["w"], np.arange(12.0).reshape(4, 3))
+    code, _, error = ckpt("export", sharded, file)
+    assert code == 1
+    assert "EEXIST" in error
+    assert ckpt("export", sharded, tmp_path / "x", "--step", "9")[0] == 1
+    assert ckpt("export", tmp_path, tmp_path / "x")[0] == 1
+    assert not (tmp_path / "x").exists()
