@@ -29,10 +29,10 @@ from actorflow.checkpoint.shard import (
     DtypeName,
     Extent,
     FileEntry,
-    Piece,
     PieceEntry,
     ShardSpec,
     TensorEntry,
+    TensorPiece,
 )
 from compiler.contract.codec import (
     Bounds,
@@ -83,10 +83,10 @@ class Manifest:
     def shards(self) -> tuple[tuple[FileEntry, ShardSpec], ...]:
         """Return each file with its pieces."""
         # Files first, so that one without pieces is there as well.
-        pieces: dict[str, list[Piece]] = {file.name: [] for file in self.files}
+        pieces: dict[str, list[TensorPiece]] = {file.name: [] for file in self.files}
         tensors = {tensor.name: tensor for tensor in self.tensors}
         for one in self.pieces:
-            piece = Piece(tensors[one.tensor], one.offset, one.extents, one.xxh3_128)
+            piece = TensorPiece(tensors[one.tensor], one.offset, one.extents, one.xxh3_128)
             pieces[one.file].append(piece)
         return tuple((file, ShardSpec(file.name, tuple(pieces[file.name]))) for file in self.files)
 

@@ -95,7 +95,7 @@ class PieceEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorPiece:
     """A box of a tensor and what is known of it; `xxh3_128` is empty before it is written."""
 
     tensor: TensorEntry
@@ -130,9 +130,9 @@ class ShardSpec:
     """
 
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
 
-    def in_file_order(self) -> tuple[Piece, ...]:
+    def in_file_order(self) -> tuple[TensorPiece, ...]:
         """Return the pieces as their bytes follow each other."""
         return tuple(sorted(self.pieces, key=lambda p: (-p.itemsize, p.key)))
 
@@ -193,7 +193,9 @@ def plan_shards(
     return tuple(shards)
 
 
-def _piece_of(group: str, name: str, value: object, owner: dict[str, str], parts: Parts) -> Piece:
+def _piece_of(
+    group: str, name: str, value: object, owner: dict[str, str], parts: Parts
+) -> TensorPiece:
     where = f"checkpoint tensor {name!r} of group {group!r}"
     if not isinstance(name, str) or not name or name == "__metadata__":
         raise CheckpointError(f"{where}: expected a name that is not empty or reserved")
@@ -210,12 +212,12 @@ def _piece_of(group: str, name: str, value: object, owner: dict[str, str], parts
             f"{', '.join(FORMAT_DTYPES)}"
         )
     shape, offset = parts.get(name, (value.shape, (0,) * value.ndim))
-    return Piece(TensorEntry(name, value.dtype.name, shape), offset, value.shape)
+    return TensorPiece(TensorEntry(name, value.dtype.name, shape), offset, value.shape)
 
 
-def _fill(ordered: tuple[Piece, ...], max_bytes: int) -> list[tuple[Piece, ...]]:
-    files: list[tuple[Piece, ...]] = []
-    current: list[Piece] = []
+def _fill(ordered: tuple[TensorPiece, ...], max_bytes: int) -> list[tuple[TensorPiece, ...]]:
+    files: list[tuple[TensorPiece, ...]] = []
+    current: list[TensorPiece] = []
     used = 0
     for piece in ordered:
         # `current`: a piece above the limit still goes into a file, alone.
@@ -316,7 +318,7 @@ Box = tuple[slice, ...]
 """A range along each axis of a tensor; none for a scalar."""
 
 
-def overlap(piece: Piece, box: Box) -> tuple[Box, Box] | None:
+def overlap(piece: TensorPiece, box: Box) -> tuple[Box, Box] | None:
     """Return the elements that a piece and a box share: as ranges in the piece, and in the box.
 
     None where they share none.
@@ -342,7 +344,7 @@ class WantedTensors:
         self._boxes = boxes
         self.arrays: dict[str, Array] = {}
 
-    def place(self, piece: Piece) -> tuple[Array, Box] | None:
+    def place(self, piece: TensorPiece) -> tuple[Array, Box] | None:
         """Return where a piece belongs, and which box of it; None where nothing is wanted."""
         box = self.box(piece.tensor)
         shared = None if box is None else overlap(piece, box)
@@ -353,7 +355,7 @@ class WantedTensors:
         rows: tuple[Any, ...] = (*there, ...)
         return self.array(piece.tensor, box)[rows], own
 
-    def has(self, piece: Piece) -> bool:
+    def has(self, piece: TensorPiece) -> bool:
         """Whether anything of a piece is wanted, or it has no element and is of a wanted tensor."""
         box = self.box(piece.tensor)
         return box is not None and (not piece.size_bytes or overlap(piece, box) is not None)
@@ -435,7 +437,9 @@ def read_shard(
         raise CheckpointDamaged(f"{path}: its hash is {file_hash.hexdigest()}, not {file.xxh3_128}")
 
 
-def _read_piece(fs: Fs, fd: int, piece: Piece, whole: Any, target: tuple[Array, Box] | None) -> str:
+def _read_piece(
+    fs: Fs, fd: int, piece: TensorPiece, whole: Any, target: tuple[Array, Box] | None
+) -> str:
     """Read a piece, put what is wanted of it where it belongs, and return its hash."""
     hasher = xxhash.xxh3_128()
 
@@ -464,7 +468,9 @@ _ROWS_BYTES = 1 << 20
 """What is read at a time beside the array that it is for, where it does not go there at once."""
 
 
-def _read_rows(piece: Piece, place: Array, box: Box, take: Callable[[memoryview], bool]) -> None:
+def _read_rows(
+    piece: TensorPiece, place: Array, box: Box, take: Callable[[memoryview], bool]
+) -> None:
     """Read a piece some rows at a time, and copy what lies in `box` into `place`."""
     num_rows = piece.extents[0]  # a scalar is dense, and so not read by rows
     step = min(num_rows, max(1, _ROWS_BYTES * num_rows // piece.size_bytes))

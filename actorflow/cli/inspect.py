@@ -24,7 +24,7 @@ from actorflow.checkpoint.errors import writing
 from actorflow.checkpoint.fs import step_of
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.checkpoint.reader import CheckpointRow
-from actorflow.checkpoint.shard import Piece, ShardSpec, write_pieces
+from actorflow.checkpoint.shard import ShardSpec, TensorPiece, write_pieces
 from actorflow.compile.extensions import load_plugins
 from actorflow.environment.option_values import parse_bytes
 from actors.kernels.host import catalogue
@@ -333,7 +333,8 @@ def _export(options: argparse.Namespace) -> int:
         return 1
     path = Path(os.path.abspath(options.file))
     pieces = [
-        Piece(tensor, (0,) * len(tensor.shape), tensor.shape) for tensor in loaded.manifest.tensors
+        TensorPiece(tensor, (0,) * len(tensor.shape), tensor.shape)
+        for tensor in loaded.manifest.tensors
     ]
     spec = ShardSpec(path.name, tuple(pieces))
     with writing(path.parent, f"write {path.name}", manager.fs.free_bytes, spec.size_bytes()):

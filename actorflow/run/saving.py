@@ -23,15 +23,7 @@ from actorflow.checkpoint.errors import CheckpointDropped, CheckpointError, Ever
 from actorflow.checkpoint.manifest import Expected
 from actorflow.compile.plan_facts import saved_variables, written_variables
 from actorflow.data import DataError, DataSource
-from actorflow.distributed.distributed_run import DistributedRun
-from actorflow.distributed.messages import OfCheckpoint
 from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from actorflow.distributed.sharded_save import (
-    SavedPieces,
-    SaveVotes,
-    ShardedSaver,
-    saved_pieces,
-)
 from actorflow.distributed.unshard import saved_shards
 from actorflow.environment.settings import Settings, is_worth_a_line
 from actorflow.options.run_spec import WARN
@@ -48,6 +40,9 @@ from compiler.ops.primitives.sources import OF_MODEL
 if TYPE_CHECKING:
     from actorflow.checkpoint.manager import CheckpointManager, SavedFacts
     from actorflow.checkpoint.reader import LoadedCheckpoint
+    from actorflow.distributed.distributed_run import DistributedRun
+    from actorflow.distributed.messages import OfCheckpoint
+    from actorflow.distributed.sharded_save import SavedPieces, SaveVotes, ShardedSaver
     from actorflow.options.run_spec import RunSpec
 
 
@@ -152,6 +147,8 @@ class Saver:
 
     def save_with(self, pieces: SavedPieces, votes: SaveVotes, rank: int) -> None:
         """Save together with the other ranks from now on."""
+        from actorflow.distributed.sharded_save import ShardedSaver  # for several ranks alone
+
         self._sharded = ShardedSaver(self._manager, pieces, votes, rank)
 
     def is_due(self, step: int) -> bool:
@@ -327,6 +324,8 @@ class CheckpointScheduler:
         self._told: deque[int] = deque()
         self._votes: SaveVotes | None = None
         if distributed is not None and context.saver is not None:
+            from actorflow.distributed.sharded_save import SaveVotes, saved_pieces
+
             group = context.group
             pieces = saved_pieces(
                 plan.mesh, saved_shards(plan), group.all_gather_object, group.rank

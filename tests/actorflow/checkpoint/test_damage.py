@@ -13,7 +13,7 @@ from error_texts import raises
 from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError, NoValidCheckpoint
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.checkpoint.manifest import Expected, decode, encode
-from actorflow.checkpoint.shard import FileEntry, Piece, ShardSpec
+from actorflow.checkpoint.shard import FileEntry, ShardSpec, TensorPiece
 
 RUN = Path("/disk/run")
 FILES = ["manifest.json", "model-00001.safetensors", "optim-00001.safetensors"]
@@ -141,7 +141,7 @@ def test_a_signed_tensor_larger_than_any_memory_is_a_typed_error(saved):
     (piece,) = [
         replace(p, extents=w.shape, offset=(0,)) for p in manifest.pieces if p.tensor == "w"
     ]
-    spec = ShardSpec(piece.file, (Piece(w, (0,), w.shape),))
+    spec = ShardSpec(piece.file, (TensorPiece(w, (0,), w.shape),))
     file = FileEntry(piece.file, spec.size_bytes(), "0" * 32)
     lie = replace(manifest, files=(file,), tensors=(w,), pieces=(piece,))
     content(saved, 2, FILES[0])[:] = encode(lie)

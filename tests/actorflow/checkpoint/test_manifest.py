@@ -20,12 +20,12 @@ from actorflow.checkpoint.manifest import (
     decode,
     encode,
 )
-from actorflow.checkpoint.shard import FileEntry, Piece, PieceEntry, ShardSpec, TensorEntry
+from actorflow.checkpoint.shard import FileEntry, PieceEntry, ShardSpec, TensorEntry, TensorPiece
 
 HASH = "0123456789abcdef0123456789abcdef"
 TENSOR = TensorEntry("w", "float32", (2, 3))
 FILE = "model-00001.safetensors"
-SPEC = ShardSpec(FILE, (Piece(TENSOR, (0, 0), (2, 3), HASH),))
+SPEC = ShardSpec(FILE, (TensorPiece(TENSOR, (0, 0), (2, 3), HASH),))
 MANIFEST = Manifest(
     format_version=FORMAT_VERSION,
     attempt=HASH,
