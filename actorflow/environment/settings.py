@@ -346,7 +346,8 @@ def _link(environ: Mapping[str, str], name: str) -> MeshLink:
         if link.is_possible:
             return link
     raise SettingsError(
-        f"{name}: expected GB/s above 0 and us from 0 up, as 1.25:30, came {environ[name]!r}"
+        f"{name}: expected GB/s above 0 and us from 0 up, as 12.5:5, came {environ[name]!r}; unset"
+        " it for 1.25:30, a link of 10 Gbit/s"
     )
 
 

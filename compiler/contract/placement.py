@@ -410,7 +410,7 @@ class Hosts:
 
     def __str__(self) -> str:
         sizes = ", ".join(map(str, self.sizes))
-        return f"{sizes} ranks a host; {self.inside} inside, {self.between} between hosts"
+        return f"hosts of {sizes} ranks ({self.inside} inside, {self.between} between them)"
 
 
 HostsRecord = tuple[tuple[int, ...], tuple[float, float], tuple[float, float]]

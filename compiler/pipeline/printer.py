@@ -64,7 +64,7 @@ def _parts(plan: Plan) -> str:
     split = dict.fromkeys([f.name for f in plan.fields if f.sharding is not None])
     batch = f"its part of {', '.join(map(repr, split))}" if split else "whole batches"
     count = f"parts of {len(parts) - parts.count(None)} of {len(parts)} variables"
-    hosts = f" on several hosts ({plan.hosts})" if plan.hosts else ""
+    hosts = f" on {plan.hosts}" if plan.hosts else ""
     return f"for one rank of the mesh {plan.mesh}{hosts}, which has {count} and {batch}"
 
 

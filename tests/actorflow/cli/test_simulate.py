@@ -336,6 +336,20 @@ def test_classes_of_ranks_are_compiled_once_each_and_simulated_together(
     assert "  class 1: " in capsys.readouterr().out
 
 
+def test_a_mesh_is_planned_and_simulated_on_the_hosts_that_are_asked_for(tmp_path, capsys):
+    """The stages lie on two hosts of two, or on one; a slow link between hosts matters to both."""
+    script, far = tmp_path / "staged.py", ("--link", "0.0001", "--latency", "0")
+    script.write_text(STAGED.replace("ROWS", "6"))
+    request = ["simulate", str(script), "--no-calibrate", "--steps", "5", "--json", *far]
+    step_ms = {}
+    for per_host in ("1", "2", "4"):
+        assert main([*request, "--per-host", per_host]) == 0
+        step_ms[per_host] = json.loads(capsys.readouterr().out)["ranks"]["step_ms"]
+    # Between stages 3 rows of 32 floats go there and back; both ranks of a host share its link.
+    assert step_ms["2"] > 2 * 384 / 0.5e-4 / 1e6 > step_ms["4"]
+    assert step_ms["1"] > step_ms["2"]
+
+
 def test_ranks_by_their_number_are_one_class_that_nobody_looks_for(tmp_path, capsys, monkeypatch):
     script = tmp_path / "wide.py"
     script.write_text(STAGED.replace("ROWS", "6").replace(", mesh=af.Mesh(stage=2, data=2)", ""))

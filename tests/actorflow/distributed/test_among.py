@@ -135,8 +135,8 @@ def test_the_plan_of_a_rank_tells_which_hosts_it_is_for(plan):
     hosts = ("hosts", ((1,), (10.0, 1e4), (1.25, 3e4)))
     one = replace(of_two(plan), options=(*of_two(plan).options, hosts))
     assert (
-        "mesh data=2 on several hosts (1 ranks a host; 10 GB/s and 10 us a message inside,"
-        " 1.25 GB/s and 30 us a message between hosts), which has"
+        "mesh data=2 on hosts of 1 ranks (10 GB/s and 10 us a message inside, 1.25 GB/s and 30 us a"
+        " message between them), which has"
     ) in summarise(one)[1]
 
 
