@@ -10,7 +10,7 @@ from rank_threads import RankThreads
 import actorflow as af
 from actorflow import nn
 from actorflow.checkpoint.errors import Every
-from actorflow.distributed import agreed_plan
+from actorflow.distributed.agreed_plan import plans_of_classes
 from actorflow.distributed.process_group import ProcessGroup
 from actorflow.options.run_spec import PlanOptions
 from compiler.contract.errors import CompileError
@@ -60,9 +60,7 @@ def test_a_link_between_hosts_that_one_rank_has_otherwise_is_told_by_its_variabl
 
 
 def test_ranks_on_two_hosts_with_equal_parts_of_the_work_have_one_plan():
-    asked = [on_two_hosts(rank, BETWEEN_HOSTS)[1] for rank in range(2)]
-    assert agreed_plan._own_class(asked[0])[0] == agreed_plan._own_class(asked[1])[0]
-    ranks = agreed_plan.plans_of_classes(asked[0])
+    ranks = plans_of_classes(on_two_hosts(0, BETWEEN_HOSTS)[1])
     assert ranks.class_of == (0, 0)
     assert ranks.plans[0].hosts == Hosts((1,), INSIDE_A_HOST, BETWEEN_HOSTS)
     assert asked_on(0, {})[0].compile(Net(4), {"x": X_TYPE}).hosts is None

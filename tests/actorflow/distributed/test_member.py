@@ -305,14 +305,14 @@ def test_ranks_of_several_hosts_learn_which_is_where(served):
     at_once(*[member.learn_hosts for member in members])
     assert [member.hosts for member in members] == [("a", "a", "b")] * 3
     for member in members:
-        member._link.close()
+        member.leave()
 
 
 def test_a_rank_of_one_host_asks_nobody_for_hosts(served):
     member = RankClient(served(2).coordinator.keys(0))
     member.learn_hosts()
     assert member.hosts == ()
-    member._link.close()
+    member.leave()
 
 
 # The link
