@@ -27,7 +27,7 @@ class MailboxEnd:
     def __init__(self, mail, rank):
         self.mail, self.rank, self.next_tag = mail, rank, 7 * rank
         self.random = random.Random(f"{mail.seed} {rank}")
-        self.bytes_sent, self.abandoned = 0, []
+        self.bytes_sent, self.num_received, self.abandoned = 0, 0, []
 
     def claim_tags(self, first, count):
         assert first >= self.next_tag
@@ -42,6 +42,7 @@ class MailboxEnd:
         return sent
 
     def irecv(self, data, peer, tag):
+        self.num_received += 1
         return {"data": data, "box": self.mail.boxes[peer, self.rank, tag], "is_done": False,
                 "peer": peer}  # fmt: skip
 

@@ -1,7 +1,5 @@
 """Ranks on several hosts, which are names here: threads with messages through boxes."""
 
-import threading
-
 import numpy as np
 import pytest
 import tiers
@@ -263,22 +261,20 @@ def test_who_is_late_on_another_host_is_named_by_all(across, size):
         if communicator.rank < 2:
             meet()
 
-    said = failures(across, "aab", do, deadline_s=0.2)
+    said = failures(across, "aab", do, deadline_s=1)
     errors = across.threads.errors
     assert {rank: errors[rank].rank for rank in (0, 1)} == {0: 2, 1: 2}
-    assert any(["rank 2 did not arrive within 0.2 s where rank" in text for text in said.values()])
+    assert any(["rank 2 did not arrive within 1 s where rank" in text for text in said.values()])
 
 
 def test_an_abort_ends_who_waits_for_another_host(across):
-    waits = threading.Event()
-
     def do(communicator):
         meet = bind(communicator)
         communicator.ready()
         if communicator.rank == 0:
-            waits.set()
             meet()
-        waits.wait()
+        while not across.mail.ends[0].num_received:
+            pass  # The first rank waits for messages of this one, which never sends any.
         across.all[0].abort("the loss is not finite", 1)
 
     said = failures(across, "ab", do, deadline_s=3600)

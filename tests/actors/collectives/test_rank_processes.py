@@ -112,7 +112,7 @@ def test_processes_on_several_hosts_meet_by_mpi(processes):
 
 def test_who_is_killed_on_another_host_is_named(processes):
     need_mpi()
-    ranks = processes(2, 0.5, "ab")
+    ranks = processes(2, 2, "ab")
     ranks.tell(0)
     assert [ranks.heard(rank)[0] for rank in range(2)] == ["met"] * 2
     ranks.ranks[1].kill()
