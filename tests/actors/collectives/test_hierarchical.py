@@ -79,7 +79,7 @@ def test_an_all_reduce_has_the_bits_of_one_host(across, hosts):
             assert same_bits(dtype, found[rank][order], wanted), (dtype, by, size, rank)
 
 
-def exchange(across, hosts, op, dtype, shape, axes, seed=0):
+def exchange(across, hosts, op, dtype, shape, axes, seed=0, is_private=False):
     """Run one collective over a random whole, three times, and compare what every rank has."""
     ranks, (axis, to_axis) = len(hosts), axes
     arrays = np.stack([values(dtype, shape, (5, rank)) for rank in range(ranks)])
@@ -98,7 +98,9 @@ def exchange(across, hosts, op, dtype, shape, axes, seed=0):
             if op == "all_to_all":
                 wanted = cut(wanted, to_axis, ranks, rank)
                 attrs |= {"to_axis": to_axis, "to_rows": wanted.shape[to_axis]}
-        start = placed(communicator, np.ascontiguousarray(start))
+        start = np.ascontiguousarray(start)
+        if not is_private:
+            start = placed(communicator, start)
         left = placed(communicator, np.zeros_like(wanted))
         asked = call(op, type_of(dtype, start), type_of(dtype, left), num_ranks=ranks, **attrs)
         meet = communicator.bind(asked, (start,), (left,))
@@ -117,6 +119,13 @@ def test_parts_cross_aside_and_in_place(across, hosts, op):
     for shape in ((5, 7, 3), (50, 9, 31)):
         for axes in ((0, 1), (1, 2), (2, 0)):
             exchange(across, hosts, op, DType.FLOAT32, shape, axes)
+
+
+@pytest.mark.parametrize("op", ["all_gather", "all_to_all"])
+@pytest.mark.parametrize("hosts", ["ab", "aabb"])
+def test_what_only_moves_may_lie_in_private_memory(across, hosts, op):
+    for shape in ((5, 7, 3), (50, 9, 31)):
+        exchange(across, hosts, op, DType.FLOAT32, shape, (0, 1), is_private=True)
 
 
 @given(
