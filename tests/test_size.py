@@ -23,12 +23,12 @@ TORCH_SIGNATURES = (
 """Functions with more parameters, because users call them as torch's."""
 
 BUDGET = {
-    "actorflow": 37_700,
+    "actorflow": 37_750,
     "actors": 48_150,
     "compiler": 32_450,
     "memory": 3_800,
-    "tests": 104_600,
-    "benchmarks": 15_800,
+    "tests": 104_800,
+    "benchmarks": 15_950,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""
 

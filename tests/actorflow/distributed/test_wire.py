@@ -2,15 +2,25 @@
 
 import contextlib
 import dataclasses
+import gc
+import random
+import sys
 
 import msgpack
 import pytest
+import tiers
 from error_texts import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actorflow.distributed import agent_messages, messages
-from actorflow.distributed.agent_messages import AgentKeys, FromAgent, ToAgent
+from actorflow.distributed.agent_messages import (
+    AgentHello,
+    AgentKeys,
+    FromAgent,
+    RankExited,
+    ToAgent,
+)
 from actorflow.distributed.messages import (
     FromRank,
     GatherDone,
@@ -84,6 +94,37 @@ def test_a_message_of_an_agent_that_was_damaged_is_refused_or_is_another_one(mes
     except DecodeError:
         return
     assert type(other) in FromAgent.__args__
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_many_damaged_messages_are_refused_or_others_and_leave_no_memory(seed):
+    """A million in all, over the seeds."""
+    rng = random.Random(seed)
+    whole = [
+        encode(RankExited(1, 2, 0, 9, False, "the last lines")),
+        encode(AgentHello("nodeB", "0.1", "3.11", "ab" * 32, 8)),
+        encode(GatherEntered(7, "compile job 'train'", bytes(64), "x.py:3")),
+    ]
+
+    def num_refused(count):
+        refused = 0
+        for _ in range(count):
+            frames = [bytearray(frame) for frame in rng.choice(whole)]
+            frame = rng.choice(frames)
+            for _ in range(rng.randint(1, 3)):
+                frame[int(rng.random() * len(frame))] = int(rng.random() * 256)
+            try:
+                decode(frames, FromRank | FromAgent)
+            except DecodeError:
+                refused += 1
+        return refused
+
+    assert num_refused(5000) > 1000  # caches are filled by then
+    gc.collect()
+    before, count = sys.getallocatedblocks(), tiers.size(100_000, merge=20_000)
+    num_refused(count)
+    gc.collect()
+    assert sys.getallocatedblocks() - before < count // 5
 
 
 @given(st.binary(max_size=200))
