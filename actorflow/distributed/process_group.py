@@ -85,13 +85,10 @@ class ProcessGroup:
         self.rank = rank
         self.is_first = rank == 0
         """Whether this is the rank that writes checkpoints."""
+        self.epoch = 1 if member is None else member.epoch
+        """How often the ranks of the job were started, this time counted; 1 without a launcher."""
         self.member = member
         self._gather = gather
-
-    @property
-    def epoch(self) -> int:
-        """How often the ranks of the job were started, this time counted; 1 without a launcher."""
-        return 1 if self.member is None else self.member.epoch
 
     @property
     def is_alone(self) -> bool:
