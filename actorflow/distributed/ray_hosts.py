@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -68,18 +68,17 @@ def launch_by_ray(
     Raises ActorflowError where Ray is not installed, cannot be reached, has too few hosts, or where
     agents cannot be started.
     """
-    with _connected(address, num_hosts, environ) as own_address:
+    with ExitStack() as stack:
+        own_address = stack.enter_context(_connected(address, num_hosts, environ))
+        hosts = RayHosts(num_hosts, asked.wait_s, environ)
+        stack.callback(hosts.close)
         limits = HostLimits(asked.wait_s, silence_s)
         secret = secrets.token_bytes(SECRET_BYTES)
         server = AgentServer(num_hosts, secret, (own_address, 0), limits)
-        hosts = RayHosts(num_hosts, asked.wait_s, environ)
         agents = HostAgents(zmq.Poller(), None, server, hosts.absent)
-        try:
-            hosts.start({i: server.keys(i, tuple(asked.command)) for i in range(num_hosts)})
-            return launch(asked, environ, agents)
-        finally:
-            agents.close(1)
-            hosts.close()
+        stack.callback(agents.close, 1)
+        hosts.start({i: server.keys(i, tuple(asked.command)) for i in range(num_hosts)})
+        return launch(asked, environ, agents)
 
 
 class HostActor:
@@ -158,7 +157,7 @@ class RayHosts:
                 " start --address', or ask for fewer"
             )
         self._group = placement_group([{"CPU": 1}] * num_hosts, strategy="STRICT_SPREAD")
-        if not self._group.wait(wait_s or float("inf")):
+        if not _is_placed(self._group.wait, wait_s):
             raise ActorflowError(
                 f"--hosts {num_hosts}: Ray has {_hosts(len(alive))}, but found no free CPU on"
                 f" {num_hosts} of them within {wait_s:g} s (ACTORFLOW_RANK_SECONDS); 'ray status'"
@@ -232,6 +231,17 @@ class RayHosts:
             reason = f"Ray lost its actor: {_last_line(str(error))}"
         if self._actors.get(index) is actor:  # and none that was started in its place
             self._ended[index] = reason
+
+
+def _is_placed(wait: Callable[[int], bool], wait_s: float) -> bool:
+    """Return whether a group got its place within a time, 0 for ever."""
+    # Ray waits whole seconds, and no signal interrupts it.
+    waited_s = 0
+    while not wait(1):
+        waited_s += 1
+        if wait_s and waited_s >= wait_s:
+            return False
+    return True
 
 
 def _write(stream: BinaryIO, output: bytes) -> None:
