@@ -21,7 +21,7 @@ from typing import Any
 
 import zmq
 
-from actorflow.distributed.agent import Agent
+from actorflow.distributed.agent import ALIVE_S, Agent
 from actorflow.distributed.agent_messages import (
     EndRanks,
     RankExited,
@@ -96,23 +96,14 @@ def launch(asked: RankLaunch, environ: Mapping[str, str], agents: HostAgents | N
         asked = replace(asked, grace_s=min(asked.grace_s, GRACE_S))
     policy = RestartPolicy(asked.restarts, asked.restart_window_s)
     notes = SignalNotes(time.monotonic)
-
-    def run_epoch(epoch: int) -> EpochEnd:
-        # Hosts that were lost are waited for again; those that stay are there.
-        if not agents.gather(lambda: notes.first is not None):
-            return EpochEnd(BY_SIGNAL + (notes.first or 0), is_stopped=True)
-        places = places_on(agents.names, asked.num_ranks)
-        coordinator = Coordinator(
-            asked.num_ranks, asked.wait_s, epoch=epoch, address=agents.address, places=places
-        )
-        return Launcher(asked, environ, coordinator, agents, notes).run()
-
+    epochs = Epochs(asked, environ, agents, notes)
     status = 1
     try:
         # One watch over signals for all epochs: one that comes between two is not lost.
-        with notes.woken():
+        with notes.woken() as bell:
+            agents.poller.register(bell, zmq.POLLIN)
             status = supervise(
-                run_epoch, policy, clock=time.monotonic, wait=notes.wait, report=_report
+                epochs.run, policy, clock=time.monotonic, wait=epochs.wait, report=_report
             )
     finally:
         agents.close(status)
@@ -121,6 +112,49 @@ def launch(asked: RankLaunch, environ: Mapping[str, str], agents: HostAgents | N
 
 def _report(text: str) -> None:
     print(f"actorflow launch: {text}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """The epochs of a launch, and the time between them.
+
+    Args:
+        asked: what is launched.
+        environ: the environment of the launcher.
+        agents: of all hosts; their poller looks at the bell of `notes`.
+        notes: the signals to the launcher.
+    """
+
+    asked: RankLaunch
+    environ: Mapping[str, str]
+    agents: HostAgents
+    notes: SignalNotes
+
+    def run(self, epoch: int) -> EpochEnd:
+        """Wait for the agents of all hosts, and run an epoch on them. Raises ActorflowError."""
+        asked, agents = self.asked, self.agents
+        # Those of hosts that stayed are there; a host that was lost may come again.
+        if not agents.gather(lambda: self._signal() is not None):
+            return EpochEnd(BY_SIGNAL + (self.notes.first or 0), is_stopped=True)
+        places = places_on(agents.names, asked.num_ranks)
+        coordinator = Coordinator(
+            asked.num_ranks, asked.wait_s, epoch=epoch, address=agents.address, places=places
+        )
+        return Launcher(asked, self.environ, coordinator, agents, self.notes).run()
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait, and answer agents; return the signal that came meanwhile or before, or None."""
+        due_s = time.monotonic() + seconds
+        while self._signal() is None and (left_s := due_s - time.monotonic()) > 0:
+            # Agents that are not answered would take the launcher for lost.
+            events = dict(self.agents.poller.poll(1 + int(1000 * min(left_s, ALIVE_S))))
+            self.agents.turn(events, time.monotonic())
+        return self.notes.first
+
+    def _signal(self) -> int | None:
+        """Return the first signal; the bell, which the end of a child rings too, is silent then."""
+        empty(self.notes.bell)
+        return self.notes.first
 
 
 def agents_of_one_host(asked: RankLaunch, environ: Mapping[str, str]) -> HostAgents:
@@ -187,10 +221,12 @@ class Launcher:
         self._started_s = clock()
 
     def run(self) -> EpochEnd:
-        """Start all, serve them until the last has ended; tell and return how it ended."""
+        """Start all, serve them until the last has ended; tell and return how it ended.
+
+        The poller of the agents looks at the bell of `notes`.
+        """
         poller, bell = self._agents.poller, self.notes.bell
-        sources = (bell, *self._coordinator.sockets)
-        for source in sources:
+        for source in self._coordinator.sockets:
             poller.register(source, zmq.POLLIN)
         try:
             self.start()
@@ -202,7 +238,7 @@ class Launcher:
                 # Once a turn: what falls due while it is looked at is done in the next one.
                 timeout_ms = self.turn(events, self._clock())
         finally:
-            for source in sources:
+            for source in self._coordinator.sockets:
                 poller.unregister(source)
             self._coordinator.close()
         # Also a signal that came too late to be passed on.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -45,15 +44,6 @@ class SignalNotes:
         new = self._noted[self._num_taken :]
         self._num_taken += len(new)
         return new
-
-    def wait(self, seconds: float) -> int | None:
-        """Wait, within `woken`, or until a signal has come; return the first one, or else None."""
-        until_s = self._clock() + seconds
-        # In a loop: the end of a child rings as well.
-        while self.first is None and (left_s := until_s - self._clock()) > 0:
-            select.select([self.bell], [], [], left_s)
-            empty(self.bell)
-        return self.first
 
     @contextmanager
     def woken(self) -> Iterator[int]:

@@ -112,6 +112,39 @@ def test_agents_end_their_ranks_when_the_launcher_is_killed(hosts, tells):
     assert are_gone(processes)
 
 
+ONCE = SCRIPT.replace('if "wait" in sys.argv:', 'if os.environ["ACTORFLOW_EPOCH"] == "1":')
+"""Waits in the first epoch, and ends well in the next."""
+
+STARTED_TWICE = "actorflow launch: the job has ended; its ranks were started 2 times\n"
+
+
+def test_the_ranks_of_all_hosts_are_started_again_when_one_is_killed(hosts, tells):
+    again = {"--restarts": 3}.items()
+    second = hosts(1, ONCE, options=again)
+    first = hosts(0, ONCE, options=again)
+    os.kill(tells(2)[1][0], signal.SIGKILL)
+    code, _, err = end_of(first)
+    assert code == 0
+    assert ") was ended by SIGKILL\nactorflow launch: restart 1 of 3; " in err
+    assert err.endswith(STARTED_TWICE)
+    assert end_of(second) == (0, "", "")
+    assert {parent for _, parent in tells(4).values()} == {first.pid, second.pid}
+
+
+def test_a_host_that_was_lost_and_comes_again_has_part_in_the_next_epoch(hosts, tells):
+    again = {"--restarts": 3, "--host-timeout": 10_000}.items()
+    second = hosts(1, ONCE, options=again)
+    first = hosts(0, ONCE, options=again)
+    tells(2)
+    second.kill()
+    second = hosts(1, ONCE, options=again)
+    code, _, err = end_of(first)
+    assert code == 0
+    assert ") is lost: its host was lost: its agent has ended\nactorflow launch: restart 1" in err
+    assert err.endswith(STARTED_TWICE)
+    assert end_of(second) == (0, "", "")
+
+
 def test_a_signal_to_one_agent_stops_the_ranks_of_all_hosts(hosts, tells):
     first, second = started(hosts, "wait")
     tells(2)

@@ -19,6 +19,7 @@ from actorflow.distributed.coordinator import Coordinator, places_on
 from actorflow.distributed.hosts import AgentLost, HostAgents
 from actorflow.distributed.launcher import Launcher, RankLaunch
 from actorflow.distributed.messages import RankKeys
+from actorflow.distributed.signal_notes import SignalNotes
 from compiler.contract.errors import ActorflowError
 
 CORES = (8, 5)
@@ -51,7 +52,10 @@ class Job:
         places = places_on(self.agents.names, 3)
         self.coordinator = Coordinator(3, 600.0, places=places)
         asked = RankLaunch(("x",), 3, 600.0, 10.0)
-        self.launcher = Launcher(asked, environ, self.coordinator, self.agents, clock=lambda: 0.0)
+        notes = SignalNotes(lambda: 0.0)
+        self.launcher = Launcher(
+            asked, environ, self.coordinator, self.agents, notes, clock=lambda: 0.0
+        )
         self.launcher.start()
         self.started, self.agents.told = self.agents.told, []
 

@@ -1,5 +1,6 @@
 """What a launcher does at which time: no clock but the one that each turn is handed."""
 
+import os
 import signal
 from itertools import count
 
@@ -123,17 +124,22 @@ def test_copies_of_a_signal_are_passed_on_once(launched, came_s, passed_on, is_e
 
 def test_ranks_of_each_epoch_have_other_keys_and_know_its_number():
     told = []
+
+    def start_process(keys, command, environ, cores):
+        told.append((keys, environ))
+        rank = FakeRank(keys.rank, [])
+        rank.pidfd = os.eventfd(0)  # which the agent closes
+        return rank
+
+    poller = zmq.Poller()
+    agents = HostAgents(poller, Agent(("x",), {}, poller, start_process=start_process))
+    asked, notes = RankLaunch(("x",), 2, 600.0, 10.0), SignalNotes(lambda: START_S)
     for epoch in (1, 2):
         coordinator = FakeCoordinator(2, 600.0, epoch=epoch)
-        launcher = Launcher(
-            RankLaunch(("x",), 2, 600.0, 10.0), {}, coordinator,
-            start_process=lambda keys, _, environ, __: told.append((keys, environ)) or FakeRank(
-                keys.rank, []
-            ),
-            clock=lambda: START_S,
-        )  # fmt: skip
+        launcher = Launcher(asked, {}, coordinator, agents, notes, clock=lambda: START_S)
         launcher.start()
         coordinator.close()
+    agents.close(0)
     assert [environ["ACTORFLOW_EPOCH"] for _, environ in told] == ["1", "1", "2", "2"]
     assert [keys.epoch for keys, _ in told] == [1, 1, 2, 2]
     assert len({keys.secret for keys, _ in told}) == 4
