@@ -11,7 +11,8 @@ member.py           `RankClient`; `RankLink`, the thread that owns a rank's sock
 distributed_run.py  `DistributedRun`: one run, as a rank has it; `BatchDigestReporter`, digests of
                     its batches
 messages.py         what ranks and coordinator say, as dataclasses; keys; frames on the wire
-agreement.py        `CoordinatorState`: messages in, messages out, no I/O; `RankFailure`
+agreement.py        `CoordinatorState`: messages in, messages out, no I/O
+rank_failure.py     `RankFailure`: which rank failed, how, and in which words
 coordinator.py      `Coordinator`: the agreement over zmq, one thread, CURVE keys
 launcher.py         `launch`: one start of all ranks, from the first process to the verdict
 rendezvous.py       which host this is, the launcher's address, the job's secret; `launch_on_hosts`

@@ -21,7 +21,7 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
-from actorflow.distributed.agreement import CoordinatorState, FailureKind, RankFailure, Sends
+from actorflow.distributed.agreement import CoordinatorState, Sends
 from actorflow.distributed.messages import (
     MOST_MESSAGE_BYTES,
     FromRank,
@@ -31,6 +31,7 @@ from actorflow.distributed.messages import (
     encode,
     routing_id,
 )
+from actorflow.distributed.rank_failure import FailureKind, RankFailure
 from actorflow.environment.settings import is_worth_a_line, logger
 from compiler.contract.codec import DecodeError
 

@@ -31,9 +31,9 @@ from actorflow.distributed.agent_messages import (
     SignalReceived,
     StartRanks,
 )
-from actorflow.distributed.agreement import FailureKind, listed
 from actorflow.distributed.coordinator import Coordinator, places_on, ranks_per_host
 from actorflow.distributed.hosts import AgentLost, HostAgents, News
+from actorflow.distributed.rank_failure import FailureKind, listed
 from actorflow.distributed.restart import (
     BY_SIGNAL,
     GRACE_S,

@@ -22,7 +22,8 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from actorflow.distributed.agreement import WINDOW_STEPS, FailureKind, RankFailure
+from actorflow.distributed.agreement import WINDOW_STEPS
+from actorflow.distributed.rank_failure import FailureKind, RankFailure
 
 WINDOW_S = 600.0
 MOST_DELAY_S = 30.0

@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actorflow.distributed.agent import Agent
-from actorflow.distributed.agreement import WINDOW_STEPS, CoordinatorState, FailureKind, RankFailure
+from actorflow.distributed.agreement import WINDOW_STEPS, CoordinatorState
 from actorflow.distributed.hosts import HostAgents
 from actorflow.distributed.launcher import Epochs, RankLaunch
 from actorflow.distributed.messages import Hello, RankFailed, RunReady, StepReached
+from actorflow.distributed.rank_failure import FailureKind, RankFailure
 from actorflow.distributed.restart import (
     MOST_DELAY_S,
     EpochEnd,
