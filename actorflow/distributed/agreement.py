@@ -422,9 +422,11 @@ class CoordinatorState:
         if differ := self._ends_apart(run):
             return differ
         if len(run.ends) == self.num_ranks:
+            # A rank may hold although its data has ended: it waits to be told where the run ends.
+            sends = self._settle(message.run, run)
             del self._runs[message.run]
             self._closed.add(message.run)
-            return []
+            return sends
         # Ranks that ended are told nothing: their end is compared here, in `_ends_apart`.
         ended = PeerDataEnded(message.run, step)
         sends = [(r, one) for r, one in self._all(ended) if r not in run.ends]
@@ -432,7 +434,9 @@ class CoordinatorState:
 
     def _would_end(self, rank: int, message: LastStarted) -> Sends:
         run = self._run(message.run)
-        if run is None or rank in run.held:
+        if run is None:  # all have ended, this rank too, after one step
+            return [(rank, EndAt(message.run, message.step))]
+        if rank in run.held:
             return []
         sends = self._all(HoldRequested(message.run)) if not run.held else []
         run.held[rank] = message.step

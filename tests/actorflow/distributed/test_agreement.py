@@ -309,6 +309,18 @@ def test_a_stop_is_at_the_largest_total_that_was_granted():
     )
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_rank_that_holds_after_its_data_ended_is_told_where_the_run_ends(is_late):
+    agreement = begun(2)
+    agreement.on_message(0, StopRequested(1, "asked"))
+    agreement.on_message(0, DataEnded(1, 2))
+    told = [] if is_late else agreement.on_message(0, LastStarted(1, 2))
+    told += agreement.on_message(1, DataEnded(1, 2))
+    if is_late:  # the other one has ended meanwhile
+        told += agreement.on_message(0, LastStarted(1, 2))
+    assert (0, EndAt(1, 2)) in told
+
+
 def test_a_stop_for_which_a_rank_holds_is_at_the_last_step_that_any_has_begun():
     agreement = begun(2)
     agreement.on_message(0, StopRequested(1, "SIGINT"))
