@@ -246,6 +246,8 @@ class HostAgents:
         local: the agent of this host, which is host 0; None if none of the ranks runs here.
         server: serves the agents of all other hosts; None if there is none.
         absent: returns which host cannot come any more, and why; "" while all may.
+        start_agents: called with the hosts that have no agent, before they are waited for; None
+            where agents are started by somebody else.
     """
 
     def __init__(
@@ -254,8 +256,9 @@ class HostAgents:
         local: Agent | None,
         server: AgentServer | None = None,
         absent: Callable[[], str] = str,
+        start_agents: Callable[[tuple[int, ...]], object] | None = None,
     ) -> None:
-        self._absent = absent
+        self._absent, self._start_agents = absent, start_agents
         self.poller, self._local, self._server = poller, local, server
         self.address = LOOPBACK if server is None else server.address
         self.num_hosts = 1 if server is None else server.num_hosts
@@ -280,6 +283,8 @@ class HostAgents:
         Returns False where the user stopped the job meanwhile. Raises ActorflowError where hosts do
         not come in time, or differ; those that came are told.
         """
+        if self._start_agents is not None and (missing := self._missing()):
+            self._start_agents(missing)
         started_s = clock()
         while self._server is not None and len(self.hellos) < self.num_hosts:
             self.poller.poll(int(ALIVE_S * 1000))
@@ -291,11 +296,14 @@ class HostAgents:
         self._refuse(differences(self.hellos), clock())
         return True
 
+    def _missing(self) -> tuple[int, ...]:
+        return tuple([i for i in range(self.num_hosts) if i not in self.hellos])
+
     def _look_for_missing(self, server: AgentServer, now_s: float, waited_s: float) -> None:
         self._refuse(self._absent(), now_s)
         wait_s = server.limits.wait_s
         if wait_s and waited_s >= wait_s and len(self.hellos) < self.num_hosts:
-            missing = [i for i in range(self.num_hosts) if i not in self.hellos]
+            missing = self._missing()
             number = "host " if len(missing) == 1 else "hosts "
             text = (
                 f"{number}{', '.join(map(str, missing))} of {self.num_hosts} did not connect to the"

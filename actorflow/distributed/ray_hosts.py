@@ -75,9 +75,12 @@ def launch_by_ray(
         limits = HostLimits(asked.wait_s, silence_s)
         secret = secrets.token_bytes(SECRET_BYTES)
         server = AgentServer(num_hosts, secret, (own_address, 0), limits)
-        agents = HostAgents(zmq.Poller(), None, server, hosts.absent)
+
+        def start_agents(missing: tuple[int, ...]) -> None:
+            hosts.start({index: server.keys(index, tuple(asked.command)) for index in missing})
+
+        agents = HostAgents(zmq.Poller(), None, server, hosts.absent, start_agents)
         stack.callback(agents.close, 1)
-        hosts.start({i: server.keys(i, tuple(asked.command)) for i in range(num_hosts)})
         return launch(asked, environ, agents)
 
 

@@ -214,6 +214,26 @@ def test_hosts_that_come_late_or_not_at_all_are_waited_for(hosts):
         agents.gather(clock=lambda: next(times, 60.0))
 
 
+def test_agents_are_started_on_hosts_that_have_none(hosts):
+    started = []
+
+    def start(missing):
+        started.append(missing)
+        for index in missing:
+            name = b"%d.%d" % (index, len(started))
+            hosts.client(index=index, name=name).socket.send_multipart(encode(HELLO))
+
+    agents = HostAgents(zmq.Poller(), None, hosts.server, start_agents=start)
+    assert agents.gather(clock=lambda: 0.0)
+    assert started == [(0, 1)]
+    hosts.clients.pop(0).close()
+    while 0 in agents.hellos:
+        hosts.poll()
+        agents.turn({}, 0.0)
+    assert agents.gather(clock=lambda: 0.0)
+    assert started == [(0, 1), (0,)]
+
+
 A, B, SAME = "host 0 (nodeA)", "host 1 (nodeB)", "install the same version on all hosts"
 
 

@@ -127,7 +127,7 @@ absent = [name for name in ("OMP_NUM_THREADS", "RAY_AUTH_TOKEN") if name not in 
 seen = os.environ["MASTER_ADDR"], os.environ["LOCAL_WORLD_SIZE"], os.environ["ACTORFLOW_SEED"]
 print(member.all_gather_object("say", (member.rank, *seen, len(absent))), flush=True)
 print(*member.all_gather_object("name", actor), flush=True)
-if sys.argv[1:] == ["wait"]:
+if sys.argv[1:] == ["wait"] or (*sys.argv[1:], os.environ["ACTORFLOW_EPOCH"]) == ("wait once", "1"):
     threading.Event().wait()
 """
 
@@ -155,8 +155,9 @@ def launched(cluster, tmp_path):
     script, started = tmp_path / "script.py", []
     script.write_text(SCRIPT)
 
-    def start(*arguments, num_hosts=2, **environ):
+    def start(*arguments, num_hosts=2, restarts=0, **environ):
         options = ["--ray", cluster["ADDRESS"], "--hosts", str(num_hosts), "-n", str(num_hosts)]
+        options += ["--restarts", str(restarts)]
         command = [sys.executable, "-m", "actorflow", "launch", "--grace", "1", *options]
         process = subprocess.Popen(
             [*command, str(script), *arguments], env={**cluster, **environ}, cwd=tmp_path,
@@ -191,6 +192,20 @@ def test_an_actor_that_is_killed_ends_the_job_with_the_name_of_its_host(launched
     assert status == 1
     host = f"host 1 ({socket.gethostname()})"
     assert f"rank 1 on {host} is lost: its host was lost: its agent has ended" in err
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_host_whose_actor_was_killed_gets_another_one_for_the_next_epoch(launched):
+    process = launched("wait once", restarts=1)
+    process.stdout.readline()
+    actor = int(process.stdout.readline().split()[1])
+    os.kill(actor, signal.SIGKILL)
+    status, out, err = end_of(process)
+    assert status == 0, err
+    rows = [(rank, "127.0.0.2", "1", "7", 2) for rank in range(2)]
+    assert str(rows) in out.splitlines()  # beside a line of Ray's own
+    assert "actorflow launch: restart 1 of 1" in err
 
 
 @needs_ray
