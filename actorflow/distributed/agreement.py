@@ -307,6 +307,7 @@ class CoordinatorState:
                 f"did not arrive within {message.seconds} s where rank {rank} waits for"
                 f" {listed(missing)} to {name}: it hangs, is stopped, or runs other code"
                 " (ACTORFLOW_RANK_SECONDS sets how long ranks wait for each other)",
+                is_hearsay=True,
                 kind=FailureKind.SILENCE,
             )
         )
@@ -408,6 +409,8 @@ class CoordinatorState:
                 f" {message.seconds} s, for which rank {rank} waits: it hangs, is stopped, or its"
                 " disk does not answer (ACTORFLOW_RANK_SECONDS sets how long ranks wait for each"
                 " other)",
+                is_hearsay=True,
+                kind=FailureKind.SILENCE,
             )
         )
 

@@ -344,9 +344,15 @@ class Launcher:
         wait_s = self._asked.wait_s
         for rank in self._ranks:
             since_s = rank.stopped_at_s if rank.code is None else None
-            if wait_s and since_s is not None and now_s >= since_s + wait_s:
-                text = f"was stopped (SIGSTOP) {wait_s:g} s ago and has not continued"
-                self._coordinator.lost(rank.rank, text)
+            failure = self._coordinator.failure
+            if since_s is None:
+                continue
+            # Another rank may have waited for longer; that this one is stopped says why.
+            is_missed = failure is not None and failure.is_hearsay and failure.rank == rank.rank
+            if is_missed or (wait_s and now_s >= since_s + wait_s):
+                ago_s = int(now_s - since_s) if is_missed else wait_s
+                text = f"was stopped (SIGSTOP) {ago_s:g} s ago and has not continued"
+                self._coordinator.lost(rank.rank, text, explains=is_missed)
 
     def _silent_until_s(self) -> float | None:
         """Return until when ranks may have said nothing yet; None where none is awaited."""
