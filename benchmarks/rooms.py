@@ -101,6 +101,7 @@ FIT_RETURNS = (
     ("actorflow/distributed", "ranks compare their plans before kernels are built"),
     ("actorflow/run", "the plan is proven here"),
     ("actorflow/distributed", "ranks compare steps and data before a checkpoint is read"),
+    ("actorflow/distributed", "ranks prove that they see one run directory when it is opened"),
     ("actorflow/run", "the checkpoint is read after it"),
     ("actorflow/distributed", "ranks compare the values that they begin with"),
     ("actorflow/run", "who saves and hears is made once the first step is known"),

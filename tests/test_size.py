@@ -27,7 +27,7 @@ BUDGET = {
     "actors": 48_150,
     "compiler": 32_450,
     "memory": 3_800,
-    "tests": 104_900,
+    "tests": 104_950,
     "benchmarks": 15_950,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

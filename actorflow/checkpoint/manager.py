@@ -74,7 +74,7 @@ from compiler.contract.files import user_path
 #              remove the tree
 #
 # The first rank begins, commits and collects; alone it also writes all, and nobody is told. How
-# ranks vote is said in actorflow/distributed/checkpoint_votes.py.
+# ranks vote is said in actorflow/distributed/sharded_save.py.
 #
 # A step that exists already is kept if it says the same. Otherwise it steps aside just before the
 # new one gets its name, and is put back if that fails, even by a crash (`recover` does it then).

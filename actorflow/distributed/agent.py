@@ -178,6 +178,8 @@ class Agent:
             if rank.tail is not None:
                 rank.tail.drain()
                 tail = rank.tail.text()
+                with suppress(KeyError):  # its end was read
+                    self._poller.unregister(rank.tail.fd)
             status, number = (code, 0) if code >= 0 else (0, -code)
             self._news.append(
                 RankExited(self._epoch, rank.rank, status, number, rank.is_forced, tail)
@@ -306,7 +308,10 @@ class AgentService:
         """Do what the events and the time ask for; return the exit status once it is known."""
         self._awake.turn(now_s)
         # Before the messages: one that came before the connection broke says why it did.
-        is_cut = self._is_cut() and self._is_welcome  # not one that broke before this stood
+        is_cut = self._is_cut()
+        if is_cut and not self._is_welcome:  # the launcher may have forgotten this host
+            self._send(self._agent.hello())
+        is_cut = is_cut and self._is_welcome
         for message in self._messages():
             self._heard_s = self._awake.now_s
             status = self._take(message, now_s)

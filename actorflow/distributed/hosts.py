@@ -29,6 +29,7 @@ from actorflow.distributed.agent_messages import (
     HostLimits,
     JobEnded,
     LauncherAlive,
+    SignalReceived,
     ToAgent,
     agent_keys,
     derived_pair,
@@ -41,6 +42,7 @@ from actorflow.distributed.coordinator import (
     serving_router,
 )
 from actorflow.distributed.messages import decode, encode
+from actorflow.distributed.signal_notes import SignalNotes, empty
 from actorflow.environment.settings import is_worth_a_line, logger
 from compiler.contract.codec import DecodeError, printable
 from compiler.contract.errors import ActorflowError
@@ -103,6 +105,8 @@ class AgentServer:
         self._secret, self._tell_refused, self._num_refused = secret, refused, 0
         self._awake = AwakeClock(clock())
         self._peers: dict[int, _Peer] = {}
+        self._ended: set[int] = set()
+        """Connections that broke by this turn."""
         self._context = zmq.Context()
         public = [derived_pair(secret, f"agent {index}")[0] for index in range(num_hosts)]
         self._doorman = Doorman(self._context, public, self._refused)
@@ -143,19 +147,20 @@ class AgentServer:
         self._awake.turn(now_s)
         # Before the messages: what an agent said before its connection broke is heard first.
         broken, reused = self._broken()
+        self._ended = broken
         before = {index: peer.fd for index, peer in self._peers.items()}
-        news = self._take_all()
+        news, gone = self._take_all(), list[tuple[int, AgentLost]]()
         for index, peer in sorted(self._peers.items()):
             # A descriptor may have a new connection by now, and an agent that came with it.
             is_new = before.get(index) != peer.fd and peer.fd in reused
             if peer.fd in broken and not is_new:
-                news.append((index, AgentLost("was lost: its agent has ended")))
+                gone.append((index, AgentLost("was lost: its agent has ended")))
             elif self._awake.now_s - peer.heard_s >= self.limits.silence_s:
                 text = f"was lost: its agent has been silent for {self.limits.silence_s:g} s"
-                news.append((index, AgentLost(f"{text} (--host-timeout)")))
-        for index, one in news:
-            if isinstance(one, AgentLost):
-                self._peers.pop(index, None)
+                gone.append((index, AgentLost(f"{text} (--host-timeout)")))
+        for index, one in gone:
+            del self._peers[index]
+            news.append((index, one))
         return news
 
     def close(self, linger_ms: int = 0) -> None:
@@ -184,6 +189,11 @@ class AgentServer:
                 self._send(sender.bytes, AgentRefused(text))
                 self._refused(text)
                 continue
+            peer = self._peers.get(index) if isinstance(message, AgentHello) else None
+            if peer is not None and peer.routing_id != sender.bytes and peer.fd in self._ended:
+                # Started again before the end of the one before was looked at.
+                news.append((index, AgentLost("was lost: its agent has ended")))
+                del self._peers[index]
             if self._is_of_peer(index, sender, message):
                 news.append((index, message))
 
@@ -275,26 +285,43 @@ class HostAgents:
 
     def gather(
         self,
-        is_stopped: Callable[[], bool] = lambda: False,
+        notes: SignalNotes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> bool:
         """Wait for the agents of all hosts, and compare what they say.
 
-        Returns False where the user stopped the job meanwhile. Raises ActorflowError where hosts do
-        not come in time, or differ; those that came are told.
+        Returns False where `notes` has a signal, which may have come to any host. Raises
+        ActorflowError where hosts do not come in time, or differ; those that came are told.
         """
         if self._start_agents is not None and (missing := self._missing()):
             self._start_agents(missing)
         started_s = clock()
         while self._server is not None and len(self.hellos) < self.num_hosts:
-            self.poller.poll(int(ALIVE_S * 1000))
-            if is_stopped():
+            if notes is not None and notes.first is not None:
                 return False
-            now_s = clock()
-            self.turn({}, now_s)
+            now_s = self.idle(ALIVE_S, notes, clock)
             self._look_for_missing(self._server, now_s, now_s - started_s)
         self._refuse(differences(self.hellos), clock())
         return True
+
+    def idle(
+        self,
+        seconds: float,
+        notes: SignalNotes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> float:
+        """Wait for news while no ranks run, note signals to agents, and return the time.
+
+        Agents are answered, or they would take the launcher for lost.
+        """
+        events = dict(self.poller.poll(1 + int(1000 * seconds)))
+        now_s = clock()
+        for _, one in self.turn(events, now_s):
+            if notes is not None and isinstance(one, SignalReceived):
+                notes.note(one.signal, now_s)
+        if notes is not None:
+            empty(notes.bell)  # the end of a child rings it, too
+        return now_s
 
     def _missing(self) -> tuple[int, ...]:
         return tuple([i for i in range(self.num_hosts) if i not in self.hellos])

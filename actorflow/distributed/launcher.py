@@ -134,7 +134,7 @@ class Epochs:
         """Wait for the agents of all hosts, and run an epoch on them. Raises ActorflowError."""
         asked, agents = self.asked, self.agents
         # Those of hosts that stayed are there; a host that was lost may come again.
-        if not agents.gather(lambda: self._signal() is not None):
+        if not agents.gather(self.notes):
             return EpochEnd(BY_SIGNAL + (self.notes.first or 0), is_stopped=True)
         places = places_on(agents.names, asked.num_ranks)
         coordinator = Coordinator(
@@ -145,15 +145,8 @@ class Epochs:
     def wait(self, seconds: float) -> int | None:
         """Wait, and answer agents; return the signal that came meanwhile or before, or None."""
         due_s = time.monotonic() + seconds
-        while self._signal() is None and (left_s := due_s - time.monotonic()) > 0:
-            # Agents that are not answered would take the launcher for lost.
-            events = dict(self.agents.poller.poll(1 + int(1000 * min(left_s, ALIVE_S))))
-            self.agents.turn(events, time.monotonic())
-        return self.notes.first
-
-    def _signal(self) -> int | None:
-        """Return the first signal; the bell, which the end of a child rings too, is silent then."""
-        empty(self.notes.bell)
+        while self.notes.first is None and (left_s := due_s - time.monotonic()) > 0:
+            self.agents.idle(min(left_s, ALIVE_S), self.notes)
         return self.notes.first
 
 

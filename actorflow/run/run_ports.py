@@ -141,6 +141,11 @@ class RunPorts:
         self.scheduler.save(step, arrays, self.data.position_after)
 
     def _is_due(self, step: int) -> bool:
+        # The last snapshot of a rank whose source failed: others are at other steps, and would not
+        # vote for it.
+        is_broken = self.data.failure is not None and self.scheduler.needs_others
+        if is_broken and step >= self.data.num_steps:
+            return False
         if step == self.total_steps or self.scheduler.is_due(step):
             return True
         self.data.forget_before(step)

@@ -363,8 +363,9 @@ EXPORT int32_t af_begin(const af_meeting *m, char **from, char **to) {
         from[rank] = m->inputs_of[rank][row];
         to[rank] = m->outputs_of[rank][row];
     }
-    /* What is only sent may lie in private memory, where others have no address of it. */
+    /* What others do not work on may lie in private memory, where they have no address of it. */
     from[g->own] = m->input;
+    to[g->own] = m->output;
     return DONE;
 }
 

@@ -88,7 +88,8 @@ class ThreadMember:
     """What a run asks of its rank, here of a thread."""
 
     def __init__(self, rank, ranks, coordinator):
-        self.rank, self.num_ranks, self.host = rank, ranks.count, ""
+        self.rank, self.num_ranks, self.epoch = rank, ranks.count, 1
+        self.host, self.hosts = "", ()
         self.failure = None
         self._ranks, self._coordinator, self._runs = ranks, coordinator, []
 

@@ -86,10 +86,11 @@ def test_checkpoints_are_listed_as_a_table_of_step_size_tensors_time_and_problem
     manifest = next((tmp_path / "by-script").glob("step-*8")) / "manifest.json"
     manifest.write_text("{}")
     head, *rows = actorflow("ckpt", "ls", "by-script").stdout.splitlines()
-    assert head.split() == ["step", "size", "tensors", "saved", "notes"]
+    assert head.split() == ["step", "size", "tensors", "pieces", "ranks", "saved", "notes"]
     by_step = {int(row.split()[0]): row for row in rows}
     assert sorted(by_step) == [4, 8, 12]
-    assert re.fullmatch(r" +12 +\d+\.\d [KM]iB +\d+  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", by_step[12])
+    saved = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    assert re.fullmatch(rf" +12 +\d+\.\d [KM]iB( +\d+){{2}} +1  {saved}", by_step[12])
     assert "manifest" in by_step[8]
 
 

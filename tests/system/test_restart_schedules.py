@@ -89,8 +89,11 @@ def undisturbed(tmp_path_factory):
 def ends_as_undisturbed(folder, schedule, undisturbed):
     """Run a schedule to its end; return how it ended last."""
     ended = outcome(folder, schedule.faults, *schedule.words, wait_s=WAIT_S, restarts=RESTARTS)
-    assert ended.left == (), f"{schedule}\n{ended.err}"
-    if ended.code == -signal.SIGKILL:  # of the launcher, which a person starts again
+    # A rank that is killed with the launcher while it compiles leaves the compiler's folder.
+    is_cut = ended.code == -signal.SIGKILL
+    left = [one for one in ended.left if not (is_cut and one.startswith("temporary actorflow-"))]
+    assert left == [], f"{schedule}\n{ended.err}"
+    if is_cut:  # of the launcher, which a person starts again
         ended = outcome(folder, NO_FAULTS, *schedule.words)
         assert ended.left == (), f"{schedule}\n{ended.err}"
     assert ended.code == 0, f"{schedule}\n{ended.err}"

@@ -16,10 +16,12 @@ from actorflow.distributed.agent_messages import (
     HostLimits,
     LauncherAlive,
     RankExited,
+    SignalReceived,
     ToAgent,
 )
 from actorflow.distributed.hosts import AgentLost, AgentServer, HostAgents, differences
 from actorflow.distributed.messages import VERSION, decode, encode
+from actorflow.distributed.signal_notes import SignalNotes
 from compiler.contract.errors import ActorflowError
 
 SILENCE_S = 15.0
@@ -232,6 +234,16 @@ def test_agents_are_started_on_hosts_that_have_none(hosts):
         agents.turn({}, 0.0)
     assert agents.gather(clock=lambda: 0.0)
     assert started == [(0, 1), (0,)]
+
+
+def test_a_signal_to_an_agent_ends_the_wait_for_hosts(hosts):
+    agents, notes = HostAgents(zmq.Poller(), None, hosts.server), SignalNotes(lambda: 0.0)
+    with notes.woken():
+        client = hosts.client(index=1, name=b"1.a")
+        client.socket.send_multipart(encode(HELLO))
+        client.socket.send_multipart(encode(SignalReceived(15)))
+        assert not agents.gather(notes, clock=lambda: 0.0)
+    assert notes.first == 15
 
 
 A, B, SAME = "host 0 (nodeA)", "host 1 (nodeB)", "install the same version on all hosts"

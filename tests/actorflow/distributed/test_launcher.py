@@ -153,7 +153,7 @@ def test_a_rank_that_stands_still_is_named_and_ended(ended, fault):
     assert (code, out) == (1, "")
     last = err.splitlines()[-1]
     assert last.startswith("actorflow launch: rank 1 "), err
-    assert "did not arrive within" in last or "was stopped (SIGSTOP) 8 s ago" in last
+    assert "did not arrive within" in last or "was stopped (SIGSTOP) " in last
     assert ("rank 1 is here:" in err and ", in hang" in err) is (fault == "hang")
 
 

@@ -98,10 +98,12 @@ def exchange(across, hosts, op, dtype, shape, axes, seed=0, is_private=False):
             if op == "all_to_all":
                 wanted = cut(wanted, to_axis, ranks, rank)
                 attrs |= {"to_axis": to_axis, "to_rows": wanted.shape[to_axis]}
-        start = np.ascontiguousarray(start)
-        if not is_private:
+        start, left = np.ascontiguousarray(start), np.zeros_like(wanted)
+        # Others read what is summed, and write what is moved.
+        if op == "reduce_scatter" or not is_private:
             start = placed(communicator, start)
-        left = placed(communicator, np.zeros_like(wanted))
+        if op != "reduce_scatter" or not is_private:
+            left = placed(communicator, left)
         asked = call(op, type_of(dtype, start), type_of(dtype, left), num_ranks=ranks, **attrs)
         meet = communicator.bind(asked, (start,), (left,))
         communicator.ready()
@@ -121,9 +123,9 @@ def test_parts_cross_aside_and_in_place(across, hosts, op):
             exchange(across, hosts, op, DType.FLOAT32, shape, axes)
 
 
-@pytest.mark.parametrize("op", ["all_gather", "all_to_all"])
+@pytest.mark.parametrize("op", ["reduce_scatter", "all_gather", "all_to_all"])
 @pytest.mark.parametrize("hosts", ["ab", "aabb"])
-def test_what_only_moves_may_lie_in_private_memory(across, hosts, op):
+def test_what_others_do_not_work_on_may_lie_in_private_memory(across, hosts, op):
     for shape in ((5, 7, 3), (50, 9, 31)):
         exchange(across, hosts, op, DType.FLOAT32, shape, (0, 1), is_private=True)
 

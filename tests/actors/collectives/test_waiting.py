@@ -29,6 +29,10 @@ class Arrived:
     def arrived(self, lane):
         return 5 + (self.lanes[lane].axis == self.axis)
 
+    def waits_for(self):
+        """Return the rank of another host that is waited for: all are on one."""
+        return
+
 
 @pytest.mark.parametrize("case", WAITS)
 def test_who_waits_for_whom_is_followed_to_the_end(together, case):
@@ -39,12 +43,12 @@ def test_who_waits_for_whom_is_followed_to_the_end(together, case):
         communicator.ready()
         axes = {"data": 0, "model": 1}
         lanes = communicator._lanes_of
-        communicator._boards = [
-            Arrived(lanes[rank], axes.get(waits.get(rank))) for rank in range(4)
-        ]
+        communicator._boards = {
+            rank: Arrived(lanes[rank], axes.get(waits.get(rank))) for rank in range(4)
+        }
         rank = communicator.rank
         last = communicator._follow(communicator._waited_for(rank))[-1] if rank in waits else None
-        communicator._boards = []
+        communicator._boards = {}
         return last
 
     found = together((2, 2), do)

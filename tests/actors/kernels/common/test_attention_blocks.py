@@ -67,12 +67,17 @@ def test_shared_calls_allocate_no_arrays(kind, spread, harness, monkeypatch):
     try:
         for launch in launches:
             launch()
-            tracemalloc.reset_peak()
-            before, _ = tracemalloc.get_traced_memory()
-            launch()
-            after, peak = tracemalloc.get_traced_memory()
-            assert peak - before < 16_384  # the scores of a late strip take 20 KiB a head
-            assert after - before < 4_096
+            peaks, kept = [], []
+            # The least of some: another thread of the process may allocate meanwhile.
+            for _ in range(3):
+                tracemalloc.reset_peak()
+                before, _ = tracemalloc.get_traced_memory()
+                launch()
+                after, peak = tracemalloc.get_traced_memory()
+                peaks.append(peak - before)
+                kept.append(after - before)
+            assert min(peaks) < 16_384  # the scores of a late strip take 20 KiB a head
+            assert min(kept) < 4_096
     finally:
         tracemalloc.stop()
 
