@@ -240,7 +240,7 @@ class CommunicatorKey:
 # Every rank checks what all have offered, so that all come to the same answer: either all go on, or
 # each raises the error of the first two that disagree.
 
-FORMAT = 2
+FORMAT = 3
 """Version of an offer and of the layout of the memory that it describes."""
 
 MEND = "run the same script with the same options and data on all ranks"

@@ -128,7 +128,7 @@ _kept: list[object] = []
 
 @contextmanager
 def _environment(own: dict[str, str]) -> Iterator[None]:
-    """Show MPI its variables, and no other process manager's; children inherit none of them."""
+    """Show MPI its variables, and no other process manager's, until MPI has started."""
     changes: dict[str, str | None] = {
         name: None for name in os.environ if name.startswith(("PMI_", "PMIX_"))
     }

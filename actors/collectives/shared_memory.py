@@ -521,7 +521,7 @@ class SharedMemory:
     # -- ending ----------------------------------------------------------------------------------
 
     def abort(self, reason: str, at_fault: int | None = None) -> None:
-        """Wake whoever waits on any rank; see `Communicator.abort`."""
+        """Wake whoever waits on a rank of this host; see `Communicator.abort`."""
         with self._lock:
             # The first reason stays: those that follow are mostly consequences of it.
             if self._given_up is None:
