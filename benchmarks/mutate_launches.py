@@ -436,9 +436,8 @@ def results(subject: Subject, plan: Plan) -> dict[str, object]:
         saved = []
         for path in sorted(Path(folder).glob("step-*/manifest.json")):
             body = json.loads(path.read_text().splitlines()[0])
-            saved.append(
-                (body["step"], sorted((t["name"], t["xxh3_128"]) for t in body["tensors"]))
-            )
+            pieces = [(p["tensor"], p["offset"], p["xxh3_128"]) for p in body["pieces"]]
+            saved.append((body["step"], sorted(pieces)))
     return {
         "metrics": steps,
         "variables": {name: array.tobytes() for name, array in fitted.variables.items()},
