@@ -23,13 +23,15 @@ SEEDS := $(shell seq 0 49)
 # What jobs computed there, of one state of the code.
 RECORDS = build/late-gpus/$(shell git describe --always --dirty)
 
-# Environments of tests/suite.py: the oldest numpy that pyproject.toml allows; torch, 1.2 GB; and the
-# packages of the extras [cuda] and [cudnn], 2 GB.
+# Environments of tests/suite.py: the oldest numpy that pyproject.toml allows; torch, 1.2 GB; the
+# packages of the extras [mpi] and [ray], 0.4 GB; and those of [cuda] and [cudnn], 2 GB.
 OLD_VENV := .venv-oldest
 OLD_STAMP := $(OLD_VENV)/.installed
 OLD_NUMPY := 1.26.*
 ORACLE_VENV := .venv-oracle
 ORACLE_STAMP := $(ORACLE_VENV)/.installed
+EXTRAS_VENV := .venv-extras
+EXTRAS_STAMP := $(EXTRAS_VENV)/.installed
 CUDA_VENV := .venv-cuda
 CUDA_STAMP := $(CUDA_VENV)/.installed
 SUITE := $(BIN)/python tests/suite.py
@@ -55,7 +57,7 @@ unexport OPENBLAS_L2_SIZE
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test nightly durations devices late-gpus oldest cuda golden oracle oracle-store \
+.PHONY: help demo test nightly durations devices late-gpus oldest cuda hosts golden oracle oracle-store \
 	check lint types contracts model soak bench bench-env clean
 
 help: ## this list
@@ -67,7 +69,7 @@ demo: $(RUN_STAMP) ## train the character model; options in ARGS="--steps 100"
 test: lint types contracts ## lint, types, import contracts, and each case once, of slow ones a sample, on the path that users run
 	$(SUITE) merge --jobs $(JOBS) -- $(ARGS)
 
-nightly: $(DEV_STAMP) ## all tests in all configurations; PART=3/8 for the third of eight parts; 3.5 GB of environments
+nightly: $(DEV_STAMP) ## all tests in all configurations; PART=3/8 for the third of eight parts; 4 GB of environments
 	$(SUITE) nightly --jobs $(JOBS) --part $(PART) -- $(ARGS)
 
 durations: ## put what the last runs measured into tests/durations.json
@@ -91,6 +93,9 @@ oldest: $(DEV_STAMP) ## what depends on numpy, with the oldest that is supported
 
 cuda: $(DEV_STAMP) ## what CUDA's own compiler and libraries say of kernels, products and attention; needs no GPU
 	$(SUITE) nightly --jobs $(JOBS) --only cuda-packages -- $(ARGS)
+
+hosts: $(DEV_STAMP) ## ranks on several hosts by MPI, and jobs under Ray, all on this machine
+	$(SUITE) nightly --jobs $(JOBS) --only extras -- $(ARGS)
 
 golden: $(CUDA_STAMP) ## registers and spills of GPT-2's kernels anew, by each NVRTC whose numbers are kept
 	set -e; for version in $(NVRTCS); do \
@@ -133,7 +138,7 @@ bench: $(RUN_STAMP) ## all benchmarks, in the order of their names
 bench-env: $(BENCH_STAMPS) ## an environment for each rival of `actorflow bench`
 
 clean: ## remove .venv, caches and build products; runs and checkpoints stay
-	rm -rf $(VENV) $(OLD_VENV) $(CUDA_VENV) $(ORACLE_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(OLD_VENV) $(CUDA_VENV) $(ORACLE_VENV) $(EXTRAS_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
@@ -167,6 +172,13 @@ $(OLD_STAMP): pyproject.toml
 	@$(PYTHON) -m venv --clear $(OLD_VENV)
 	@$(OLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--editable ".[test]" "numpy==$(OLD_NUMPY)"
+	@touch $@
+
+$(EXTRAS_STAMP): pyproject.toml
+	@echo "make: installing actorflow with MPI and Ray into $(EXTRAS_VENV)"
+	@$(PYTHON) -m venv --clear $(EXTRAS_VENV)
+	@$(EXTRAS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--editable ".[test,mpi,ray]"
 	@touch $@
 
 $(CUDA_STAMP): pyproject.toml

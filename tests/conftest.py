@@ -10,6 +10,7 @@ from random import Random
 from types import SimpleNamespace
 
 import error_texts
+import extras
 import guard
 import hypothesis
 import pytest
@@ -105,6 +106,10 @@ def pytest_collection_modifyitems(config, items):
         for name, where in skipped.items():
             for mark in item.iter_markers(name):
                 item.add_marker(pytest.mark.skip(reason=f"{where}: {mark.args[0]}"))
+        for (extra,) in [mark.args for mark in item.iter_markers("extra")]:
+            if packages := extras.missing(extra):
+                why = f"needs the extra [{extra}]: {', '.join(packages)} not installed"
+                item.add_marker(pytest.mark.skip(reason=why))
     if (folder := _recorded(config)) is not None:
         whole = sorted(folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*/whole"))
         if whole and not (folder / "whole").exists():

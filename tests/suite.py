@@ -92,6 +92,9 @@ ABOUT_CUDA = (
     "tests/system/test_texts_of_a_gpu.py",
 )
 
+OF_EXTRAS = ("tests/actors/collectives", "tests/actorflow/distributed", *_of_system("hosts"))
+"""Where tests are that need MPI or Ray."""
+
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
@@ -171,6 +174,7 @@ NIGHTLY = (
         ("tests/oracle",),
         environment=".venv-oracle",
     ),
+    Configuration("extras", ("-m", "extra"), OF_EXTRAS, environment=".venv-extras"),
     Configuration("cuda-packages", ("-m", "cuda"), ABOUT_CUDA, environment=".venv-cuda"),
 )
 

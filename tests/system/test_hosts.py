@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from extras import need_mpi
 from launching import end_of, launcher
 
 from actors.collectives.segments import library
@@ -82,11 +81,11 @@ def on_one_host(train):
     return train("")
 
 
+@pytest.mark.extra("mpi")
 @pytest.mark.parametrize(
     "hosts", ["aabb", *[pytest.param(h, marks=pytest.mark.slow) for h in ("abba", "aaab", "abcd")]]
 )
 def test_a_mesh_on_several_hosts_has_the_losses_of_one_to_the_bit(train, on_one_host, hosts):
-    need_mpi()
     assert train(hosts) == on_one_host
     assert on_one_host[0] == 0, on_one_host[1]
 
@@ -95,8 +94,8 @@ def test_one_process_has_the_losses_to_rounding(train, on_one_host):
     assert train("", n=1)[2][0] == pytest.approx(on_one_host[2][0], rel=1e-6)
 
 
+@pytest.mark.extra("mpi")
 def test_a_rank_that_is_killed_ends_the_ranks_of_all_hosts(train, on_one_host):
-    need_mpi()
     code, err, losses = train("aabb", FAULT="kill", ACTORFLOW_RANK_SECONDS="3600")
     assert (code, losses) == (137, [])
     assert "actorflow launch: rank 3 was ended by SIGKILL" in err

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 import zmq
@@ -21,7 +20,6 @@ from actorflow.distributed.ray_hosts import HostActor, check_answer, check_token
 from compiler.contract.errors import ActorflowError
 
 ASKED = RankLaunch(("script.py",), 2, 60.0, 1.0)
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra [ray]")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +170,7 @@ def launched(cluster, tmp_path):
         process.communicate()
 
 
-@needs_ray
+@pytest.mark.extra("ray")
 @pytest.mark.slow
 def test_ranks_run_on_the_hosts_of_ray_and_print_through_the_launcher(launched):
     status, out, err = end_of(launched())
@@ -181,7 +179,7 @@ def test_ranks_run_on_the_hosts_of_ray_and_print_through_the_launcher(launched):
     assert out.splitlines()[0] == str(rows)
 
 
-@needs_ray
+@pytest.mark.extra("ray")
 @pytest.mark.slow
 def test_an_actor_that_is_killed_ends_the_job_with_the_name_of_its_host(launched):
     process = launched("wait")
@@ -194,7 +192,7 @@ def test_an_actor_that_is_killed_ends_the_job_with_the_name_of_its_host(launched
     assert f"rank 1 on {host} is lost: its host was lost: its agent has ended" in err
 
 
-@needs_ray
+@pytest.mark.extra("ray")
 @pytest.mark.slow
 def test_a_host_whose_actor_was_killed_gets_another_one_for_the_next_epoch(launched):
     process = launched("wait once", restarts=1)
@@ -208,7 +206,7 @@ def test_a_host_whose_actor_was_killed_gets_another_one_for_the_next_epoch(launc
     assert "actorflow launch: restart 1 of 1" in err
 
 
-@needs_ray
+@pytest.mark.extra("ray")
 @pytest.mark.slow
 def test_a_ray_of_this_machine_alone_needs_no_token(tmp_path):
     script = tmp_path / "script.py"
@@ -224,7 +222,7 @@ def test_a_ray_of_this_machine_alone_needs_no_token(tmp_path):
     assert done.stdout.splitlines()[0] == str(rows)
 
 
-@needs_ray
+@pytest.mark.extra("ray")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected"),

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import rank_process
-from extras import need_mpi
 
 ROOT = Path(rank_process.__file__).resolve().parents[2]
 
@@ -97,8 +96,8 @@ def test_who_is_stopped_is_named_at_the_deadline_and_hears_of_it_when_it_goes_on
     assert "rank 0 aborted the run: rank 1 did not arrive" in text
 
 
+@pytest.mark.extra("mpi")
 def test_processes_on_several_hosts_meet_by_mpi(processes):
-    need_mpi()
     ranks = processes(4, 60, "aabc")
     for value in range(3):
         ranks.tell(value)
@@ -110,8 +109,8 @@ def test_processes_on_several_hosts_meet_by_mpi(processes):
         assert all([line.endswith(" (deleted)") for line in files])
 
 
+@pytest.mark.extra("mpi")
 def test_who_is_killed_on_another_host_is_named(processes):
-    need_mpi()
     ranks = processes(2, 2, "ab")
     ranks.tell(0)
     assert [ranks.heard(rank)[0] for rank in range(2)] == ["met"] * 2
