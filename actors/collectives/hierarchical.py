@@ -51,8 +51,13 @@ class HierarchicalCommunicator:
         connect: makes the messages between hosts; called where a group crosses them.
         deadline_s: how long a launch waits for the others before it raises.
 
+    Attributes:
+        rank, mesh, has_clean_abort: see `Communicator`.
+
     Raises DeviceError without a C compiler, or for a rank that is not in the mesh.
     """
+
+    has_clean_abort = True
 
     def __init__(
         self,
@@ -68,23 +73,9 @@ class HierarchicalCommunicator:
         if not host:
             raise DeviceError(f"rank {rank} is on a host without a name; one of several has one")
         self._memory = SharedMemory(rank, mesh, gather, toolchain, host=host, deadline_s=deadline_s)
+        self.rank, self.mesh = rank, mesh
         self._gather, self._connect = gather, connect
         self._transport: TaggedTransport | None = None
-
-    @property
-    def rank(self) -> int:
-        """Which rank this is."""
-        return self._memory.rank
-
-    @property
-    def mesh(self) -> Mesh:
-        """All ranks."""
-        return self._memory.mesh
-
-    @property
-    def has_clean_abort(self) -> bool:
-        """Whether no later launch runs once one was aborted; see `Communicator`."""
-        return True
 
     @property
     def bytes_sent(self) -> int:

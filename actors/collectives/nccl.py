@@ -116,7 +116,12 @@ class NcclCommunicator:
         device: The GPU of this rank, which no other has.
         deadline_s: How long `ready` waits for the others before it raises.
         look_s: How often the library is asked whether a call has failed.
+
+    Attributes:
+        rank, mesh, has_clean_abort: See `Communicator`.
     """
+
+    has_clean_abort = False
 
     def __init__(
         self,
@@ -128,28 +133,13 @@ class NcclCommunicator:
         deadline_s: float = 300.0,
         look_s: float = 1.0,
     ) -> None:
-        self._rank, self._mesh, self._gather = rank, mesh, gather
+        self.rank, self.mesh, self._gather = rank, mesh, gather
         self._device, self._deadline_s, self._look_s = device, deadline_s, look_s
         self._bound: dict[tuple[str, int], _BoundCollective] = {}
         self._communicators: list[int] = []
         self._given_up: PeerFailed | None = None
         self._lock = threading.RLock()
         self._is_over = threading.Event()
-
-    @property
-    def rank(self) -> int:
-        """Which rank this is."""
-        return self._rank
-
-    @property
-    def mesh(self) -> Mesh:
-        """All ranks."""
-        return self._mesh
-
-    @property
-    def has_clean_abort(self) -> bool:
-        """Whether no later launch runs once one was aborted; see `Communicator`."""
-        return False
 
     # -- binding ---------------------------------------------------------------------------------
 
@@ -164,7 +154,7 @@ class NcclCommunicator:
         outputs: tuple[PlacedArray, ...],
     ) -> Launch:
         """Return the launch of a collective; see `Communicator.bind`."""
-        lane = lane_of(collective, self._mesh, self._rank)
+        lane = lane_of(collective, self.mesh, self.rank)
         _check(collective)
         operands = (
             None if collective.op == RECEIVE else inputs[0],  # what it has more are tokens
@@ -198,16 +188,16 @@ class NcclCommunicator:
             CollectiveDescriptor(b.lane, b.place, offered(b.collective, self._place(b.lane)), ())
             for b in self._bound.values()
         ]
-        own = RankDescriptor(this_host(), os.getpid(), (), str(self._mesh), tuple(rows))
+        own = RankDescriptor(this_host(), os.getpid(), (), str(self.mesh), tuple(rows))
         answers = self._gather("agree on collectives", own.row())
         offers = [RankDescriptor.of(value, rank) for rank, value in enumerate(answers)]
         # All ranks check the same offers, so all raise, or none does.
         check_hosts(offers)
         check_meshes(offers)
-        check_collectives(offers, self._mesh.groups())
+        check_collectives(offers, self.mesh.groups())
         lanes = own.lanes
         own_ids = [
-            self._device.unique_id() if self._members(lane)[0] == self._rank else b""
+            self._device.unique_id() if self._members(lane)[0] == self.rank else b""
             for lane in lanes
         ]
         ids = self._gather("join the communicators of their GPUs", tuple(own_ids))
@@ -218,7 +208,7 @@ class NcclCommunicator:
             place = offers[members[0]].lanes.index(lane)
             if not isinstance(made, tuple) or not isinstance(unique_id := made[place], bytes):
                 raise PeerFailed(f"rank {members[0]} sent no NCCL id for {lane}", rank=members[0])
-            own_place = members.index(self._rank)
+            own_place = members.index(self.rank)
             communicator = self._device.join_communicator(
                 unique_id, len(members), own_place, self._deadline_s
             )
@@ -232,7 +222,7 @@ class NcclCommunicator:
             self._prepare(lane, communicator, own_place)
         self._device.finish_chains()
         if self._communicators:
-            name = f"nccl errors of rank {self._rank}"
+            name = f"nccl errors of rank {self.rank}"
             threading.Thread(target=self._watch, name=name, daemon=True).start()
 
     def _prepare(self, lane: CommunicatorKey, communicator: int, own: int) -> None:
@@ -244,10 +234,10 @@ class NcclCommunicator:
 
     def _place(self, lane: CommunicatorKey) -> int:
         """Return the place of this rank along the axis of a lane."""
-        return self._mesh.group(self._rank, lane.axis).index(self._rank)
+        return self.mesh.group(self.rank, lane.axis).index(self.rank)
 
     def _members(self, lane: CommunicatorKey) -> tuple[int, ...]:
-        return lane.members(self._mesh.group(self._rank, lane.axis))
+        return lane.members(self.mesh.group(self.rank, lane.axis))
 
     # -- ending ----------------------------------------------------------------------------------
 
@@ -269,7 +259,7 @@ class NcclCommunicator:
             # The first reason stays: those that follow are mostly consequences of it.
             if self._given_up is not None or self._is_over.is_set():
                 return
-            self._given_up = PeerFailed(reason, rank=self._rank if at_fault is None else at_fault)
+            self._given_up = PeerFailed(reason, rank=self.rank if at_fault is None else at_fault)
             self._device.give_up(self._communicators, self._given_up)
             self._is_over.set()
 

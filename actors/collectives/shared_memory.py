@@ -286,6 +286,7 @@ class SharedMemory:
         deadline_s: How long a launch waits for the others before it raises.
 
     Attributes:
+        rank, mesh, has_clean_abort: See `Communicator`.
         library: The functions of meet.c.
         crossings: After `ready`, the lanes whose ranks are on several hosts: launches there need
             a function that meets the others (`CollectiveLaunch.meet_by`).
@@ -294,6 +295,8 @@ class SharedMemory:
 
     Raises DeviceError without a C compiler, or for a rank that is not in the mesh.
     """
+
+    has_clean_abort = True
 
     def __init__(
         self,
@@ -310,7 +313,7 @@ class SharedMemory:
                 f"rank {rank} of {mesh.num_ranks} needs a C compiler for collectives: install cc,"
                 " gcc or clang, or name one as CC"
             )
-        self._rank, self._mesh, self._gather = rank, mesh, gather
+        self.rank, self.mesh, self._gather = rank, mesh, gather
         num_here = 1 if host else mesh.num_ranks
         if not 0 <= rank < mesh.num_ranks or num_here > segments.MAX_RANKS:
             raise DeviceError(
@@ -333,21 +336,6 @@ class SharedMemory:
         # Reentrant: the collector may drop a run of this thread while it gives this one up.
         self._lock = threading.RLock()
 
-    @property
-    def rank(self) -> int:
-        """Which rank this is."""
-        return self._rank
-
-    @property
-    def mesh(self) -> Mesh:
-        """All ranks."""
-        return self._mesh
-
-    @property
-    def has_clean_abort(self) -> bool:
-        """Whether no later launch runs once one was aborted; see `Communicator`."""
-        return True
-
     # -- binding ---------------------------------------------------------------------------------
 
     def allocate(self, size_bytes: int, alignment: int) -> Block:
@@ -362,7 +350,7 @@ class SharedMemory:
         self, collective: Collective, inputs: tuple[Array, ...], outputs: tuple[Array, ...]
     ) -> Launch:
         """Return the launch of a collective; see `Communicator.bind`."""
-        lane = lane_of(collective, self._mesh, self._rank)
+        lane = lane_of(collective, self.mesh, self.rank)
         source = None if collective.op == RECEIVE else inputs[0]  # what it has more are tokens
         target = None if collective.op == SEND else outputs[0]
         operands = (source, target)
@@ -396,13 +384,13 @@ class SharedMemory:
             self._own.allocate("board", StatusPage.size_bytes(len(self._lanes())))
         except MemoryError as error:
             raise OutOfMemory(
-                f"rank {self._rank} of {self._mesh.num_ranks} has no shared memory for"
+                f"rank {self.rank} of {self.mesh.num_ranks} has no shared memory for"
                 f" collectives: {error}; a limit on memory or on the size of files is reached"
                 " ('ulimit -v', 'ulimit -f', which counts for shared memory as well): raise it"
             ) from error
         collectives = tuple(self._descriptors())
         descriptor = RankDescriptor(
-            self._host or this_host(), os.getpid(), self._own.offer(), str(self._mesh), collectives
+            self._host or this_host(), os.getpid(), self._own.offer(), str(self.mesh), collectives
         )
         # Two meetings: files may be closed only after every rank has opened them.
         rows = self._gather("share memory for collectives", descriptor.row())
@@ -411,8 +399,8 @@ class SharedMemory:
         if not self._host:
             check_hosts(offers)
         check_meshes(offers)
-        check_collectives(offers, self._mesh.groups())
-        own_host, failure = offers[self._rank].host, ""
+        check_collectives(offers, self.mesh.groups())
+        own_host, failure = offers[self.rank].host, ""
         here = [rank for rank, offer in enumerate(offers) if offer.host == own_host]
         try:
             mapped = {rank: self._segments_of(rank, offers[rank]) for rank in here}
@@ -420,7 +408,7 @@ class SharedMemory:
                 self._processes[rank] = open_pidfd(offers[rank].pid)
         except OSError as error:
             failure = (
-                f"rank {self._rank} cannot map the memory of the other ranks: {error}; all ranks"
+                f"rank {self.rank} cannot map the memory of the other ranks: {error}; all ranks"
                 " must be processes of one user, in one container, with a file descriptor for"
                 " each other rank ('ulimit -n')"
             )
@@ -442,7 +430,7 @@ class SharedMemory:
         Two of one order are of two programs of the plan. They are numbered as they were bound;
         ranks compare their texts, which shows other orders.
         """
-        counts, coordinates = Counter[object](), self._mesh.coordinates(self._rank)
+        counts, coordinates = Counter[object](), self.mesh.coordinates(self.rank)
         for first, *others in self._bound.values():
             order, lane = first.collective.order, first.lane
             first.place = counts[lane, order], order
@@ -453,7 +441,7 @@ class SharedMemory:
 
     def _segments_of(self, rank: int, offer: RankDescriptor) -> list[Segment]:
         """Map what a rank offers: all of it for one that this one meets, else its board."""
-        if rank == self._rank:
+        if rank == self.rank:
             return self._own.made
         meets = any([rank in lane.members(self._ranks_along(lane.axis)) for lane in self._lanes()])
         return map_all(offer.pid, offer.segments if meets else offer.segments[-1:])
@@ -463,7 +451,7 @@ class SharedMemory:
 
     def _ranks_along(self, axis: int, rank: int | None = None) -> tuple[int, ...]:
         """Return the group of a rank, this one by default."""
-        return self._mesh.group(self._rank if rank is None else rank, axis)
+        return self.mesh.group(self.rank if rank is None else rank, axis)
 
     def _connect(
         self, offers: Sequence[RankDescriptor], mapped: Mapping[int, list[Segment]]
@@ -485,7 +473,7 @@ class SharedMemory:
         for lane in self._lanes():
             members = lane.members(self._ranks_along(lane.axis))
             ranks = tuple([rank for rank in members if rank in mapped])
-            texts = [f"{lane} {c.place} {c.text}" for c in offers[self._rank].along(lane)]
+            texts = [f"{lane} {c.place} {c.text}" for c in offers[self.rank].along(lane)]
             # Each digest covers all texts of the lane, so that ranks with other programs never
             # match.
             digests = [_digest(texts, place) for place in range(len(texts))]
@@ -506,7 +494,7 @@ class SharedMemory:
                 self._given_up_by,
                 self._follow,
             )
-            group.start(self._rank)
+            group.start(self.rank)
             for place, launches in enumerate(calls):
                 rows = [offers[rank].along(lane)[place].rows for rank in ranks]
                 for row, launch in enumerate(launches):
@@ -525,7 +513,7 @@ class SharedMemory:
         with self._lock:
             # The first reason stays: those that follow are mostly consequences of it.
             if self._given_up is None:
-                self._given_up = reason, self._rank if at_fault is None else at_fault
+                self._given_up = reason, self.rank if at_fault is None else at_fault
                 self._wake_all(*self._given_up)
 
     def close(self) -> None:
@@ -546,10 +534,10 @@ class SharedMemory:
         if not self._boards:
             return  # nobody sleeps yet; `ready` does it
         try:
-            self._boards[self._rank].write_reason(reason, at_fault)
+            self._boards[self.rank].write_reason(reason, at_fault)
         finally:  # or they would sleep until the deadline
             # Atomic, and the first rank wins; + 1 because 0 means that nobody gave up.
-            self.library.af_mark(self._first_board().abort_word, self._rank + 1)
+            self.library.af_mark(self._first_board().abort_word, self.rank + 1)
             # Every line of every board: a rank may sleep in any lane.
             for board in self._boards.values():
                 for lane in range(board.num_lanes):
@@ -563,7 +551,7 @@ class SharedMemory:
         """Return the chain of ranks that wait for one another, from `rank` to the last."""
         chain = [rank]
         # Stops at a rank that was seen: ranks that wait in a circle must not be followed for ever.
-        while (next_rank := self._waited_for(chain[-1])) not in (None, self._rank, *chain):
+        while (next_rank := self._waited_for(chain[-1])) not in (None, self.rank, *chain):
             chain.append(cast("int", next_rank))
         return chain
 
