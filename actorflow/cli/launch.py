@@ -14,6 +14,7 @@ import os
 import runpy
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -158,9 +159,10 @@ def run(options: argparse.Namespace) -> int:
             f"--run-dir {options.run_dir} is for --check; a script names its run directory itself,"
             " in fit(checkpoint=...)"
         )
+    environ = dict(os.environ)
     if options.log_dir is not None:
-        os.environ["ACTORFLOW_LOG_DIR"] = options.log_dir
-    settings = Settings.from_env(os.environ)
+        environ["ACTORFLOW_LOG_DIR"] = options.log_dir
+    settings = Settings.from_env(environ)
     _open_standard_files()
     asked = RankLaunch(
         (options.file, *options.rest),
@@ -178,10 +180,10 @@ def run(options: argparse.Namespace) -> int:
         from actorflow.distributed.ray_hosts import launch_by_ray
 
         hosts = options.hosts, options.host_timeout
-        return launch_by_ray(asked, os.environ, options.ray, *hosts)
+        return launch_by_ray(asked, environ, options.ray, *hosts)
     if options.hosts == 1:
-        return launch(asked, os.environ)
-    return _launch_on_hosts(options, settings, asked)
+        return launch(asked, environ)
+    return _launch_on_hosts(options, settings, asked, environ)
 
 
 def _check_hosts(options: argparse.Namespace) -> None:
@@ -208,7 +210,12 @@ def _is_given(options: argparse.Namespace, name: str) -> bool:
     return getattr(options, name) is not None
 
 
-def _launch_on_hosts(options: argparse.Namespace, settings: Settings, asked: RankLaunch) -> int:
+def _launch_on_hosts(
+    options: argparse.Namespace,
+    settings: Settings,
+    asked: RankLaunch,
+    environ: Mapping[str, str],
+) -> int:
     from actorflow.distributed.rendezvous import (
         HostOfJob,
         host_index,
@@ -219,13 +226,13 @@ def _launch_on_hosts(options: argparse.Namespace, settings: Settings, asked: Ran
 
     key_file = settings.key_file if options.key_file is None else Path(options.key_file)
     here = HostOfJob(
-        index=host_index(options.host_index, options.hosts, os.environ),
+        index=host_index(options.host_index, options.hosts, environ),
         num_hosts=options.hosts,
-        launcher=launcher_address(options.coordinator, os.environ),
+        launcher=launcher_address(options.coordinator, environ),
         secret=read_key_file(key_file),
         silence_s=options.host_timeout,
     )
-    return launch_on_hosts(asked, os.environ, here)
+    return launch_on_hosts(asked, environ, here)
 
 
 def _check_restarts(restarts: int, window_s: float | None) -> None:

@@ -15,7 +15,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -50,6 +50,8 @@ from memory.report import format_bytes
 
 if TYPE_CHECKING:
     from actorflow.compile.compiling import JobSpec
+
+    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 TUNE_HELP = "measure again which library multiplies fastest, for every shape"
@@ -123,18 +125,6 @@ _OTHERS = (
 """Commands of modules of their own: name, what adds the arguments, what runs, and in words."""
 
 
-_WITH_VALUE = (
-    "--device", "--gpu", "-n", "--ranks", "--grace", "--restarts", "--restart-window", "--hosts",
-    "--host-index", "--coordinator", "--key-file", "--host-timeout", "--ray", "--run-dir",
-    "--log-dir",
-)  # fmt: skip
-"""Options of `run` and `launch` that the next word belongs to."""
-_FLAGS = ("--tune", "--check")
-"""Their options that have no value."""
-_JOINED = ("-n", *[f"{name}=" for name in _WITH_VALUE if name.startswith("--")])
-"""How those begin that have their value in the same word."""
-
-
 _PATHS = (
     "file",
     "text",
@@ -185,13 +175,15 @@ def _report(error: ActorflowError | OSError) -> None:
         print(f"actorflow: {error}", file=sys.stderr)
 
 
-def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+def _split(
+    arguments: list[str], options: Mapping[str, argparse.Action]
+) -> tuple[list[str], list[str]]:
     """Return our arguments and those that are surely a script's.
 
     That is all after `run SCRIPT.py` and `launch SCRIPT.py`, of which a first `--` is ours, and
-    else what follows `--`.
+    else what follows `--`. `options` are those of the command.
     """
-    script = _place_of_script(arguments)
+    script = _place_of_script(arguments, options)
     if arguments[:1] in (["run"], ["launch"]) and "".join(arguments[script : script + 1]).endswith(
         ".py"
     ):
@@ -203,16 +195,13 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments, []
 
 
-def _place_of_script(arguments: list[str]) -> int:
+def _place_of_script(arguments: list[str], options: Mapping[str, argparse.Action]) -> int:
     """Return where the file of `run` and `launch` stands, after options of ours."""
     place = 1
-    while arguments[place : place + 1]:
-        if arguments[place] in _WITH_VALUE:
-            place += 2
-        elif arguments[place] in _FLAGS or arguments[place].startswith(_JOINED):
-            place += 1
-        else:
-            break
+    while "".join(arguments[place : place + 1]).startswith("-") and arguments[place] != "--":
+        option = options.get(arguments[place])
+        # An option of one word may have its value in it: -n4, --ranks=4.
+        place += 2 if option is not None and option.nargs is None else 1
     return place
 
 
@@ -220,8 +209,11 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     """Return the options; what `plan` and `simulate` do not know is handed on to their script."""
     if arguments[:1] == ["bench"]:  # has a parser of its own, which is not loaded before
         return argparse.Namespace(command=_bench, rest=arguments[1:])
-    parser = _parser()
-    own_arguments, rest = _split(arguments)
+    parser, commands = _parser()
+    command = commands.choices.get("".join(arguments[:1]))
+    # argparse tells nobody which of its options take a value, but by this attribute.
+    known = {} if command is None else command._option_string_actions
+    own_arguments, rest = _split(arguments, known)
     if own_arguments[:1] in (["plan"], ["simulate"]):
         check_no_launch(own_arguments, parser)
     options, unknown = parser.parse_known_args(own_arguments)
@@ -235,7 +227,8 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, _Commands]:
+    """Return the parser of the command line, and those of its commands."""
     parser = argparse.ArgumentParser(
         prog="actorflow",
         description="Train deep networks with static plans of actors.",
@@ -281,7 +274,7 @@ def _parser() -> argparse.ArgumentParser:
         other.set_defaults(command=command)
     add_ckpt_arguments(commands.add_parser("ckpt", help="list, verify or export checkpoints"))
     commands.add_parser("bench", help="compare with other engines, row by row")
-    return parser
+    return parser, commands
 
 
 def _add_device(parser: argparse.ArgumentParser, when: str = "") -> None:

@@ -1,5 +1,6 @@
 """`actorflow launch --check`: what it prints, and its exit status."""
 
+import os
 import subprocess
 import sys
 
@@ -57,3 +58,21 @@ def test_ray_finds_the_hosts_itself(tmp_path, capsys):
     assert main(["launch", "-n", "2", *options, str(script)]) == 1
     text = "--host-index is for hosts without Ray: --ray finds them itself"
     assert capsys.readouterr().err == f"actorflow: {text}\n"
+
+
+@pytest.mark.parametrize("option", ["--host-index", "--coordinator", "--key-file"])
+def test_the_word_after_an_option_of_ours_is_its_value_and_no_script(tmp_path, capsys, option):
+    script = tmp_path / "script.py"
+    script.write_text("")
+    value = "1" if option == "--host-index" else "value.py"
+    assert main(["launch", "-n", "2", option, value, str(script), "--hosts", "2"]) == 1
+    text = f"{option} is for several hosts: give their number by --hosts, too"
+    assert capsys.readouterr().err == f"actorflow: {text}\n"
+
+
+def test_a_launch_leaves_the_environment_of_its_process_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.delenv("ACTORFLOW_LOG_DIR", raising=False)
+    script = tmp_path / "script.py"
+    script.write_text("")
+    assert main(["launch", "-n", "1", "--log-dir", str(tmp_path / "logs"), str(script)]) == 0
+    assert "ACTORFLOW_LOG_DIR" not in os.environ
