@@ -175,7 +175,9 @@ def run(options: argparse.Namespace) -> int:
     if options.check:
         command = (str(Path(check.__file__)), options.file, options.run_dir or "")
         # A rank per host: what is tried belongs to hosts, and all ranks of one would say the same.
-        asked = RankLaunch(command, options.hosts, check.MOST_S, 0.0)
+        is_set = "ACTORFLOW_RANK_SECONDS" in environ
+        wait_s = settings.rank_seconds if is_set else check.MOST_S
+        asked = RankLaunch(command, options.hosts, wait_s, 0.0)
     if options.ray is not None:
         from actorflow.distributed.ray_hosts import launch_by_ray
 

@@ -119,7 +119,9 @@ def check_hosts(
     with suppress(OSError):  # facts without a port: no other host can try the link to this one
         listener = LinkListener(address, nonce)
     try:
-        own = facts_of(examine(environ), script, address, 0 if listener is None else listener.port)
+        # What other processes use is not compared, and takes time to see.
+        host = examine(environ, wait=lambda seconds: None)
+        own = facts_of(host, script, address, 0 if listener is None else listener.port)
         hosts = [from_row(HostFacts, row) for row in gather("tell facts of hosts", to_row(own))]
         links = _try_links(rank, gather, hosts, nonce)
         found = None if directory is None else _try_directory(rank, gather, directory, nonce)

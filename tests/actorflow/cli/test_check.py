@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from launching import free_port
 
 from actorflow.cli.main import main
+from actorflow.distributed.rendezvous import write_key_file
 
 
 @pytest.fixture
@@ -76,3 +78,20 @@ def test_a_launch_leaves_the_environment_of_its_process_as_it_is(tmp_path, monke
     script.write_text("")
     assert main(["launch", "-n", "1", "--log-dir", str(tmp_path / "logs"), str(script)]) == 0
     assert "ACTORFLOW_LOG_DIR" not in os.environ
+
+
+def test_a_check_waits_for_hosts_as_long_as_the_variable_says_that_its_error_names(
+    tmp_path, monkeypatch, capsys
+):
+    script, key = tmp_path / "script.py", tmp_path / "key"
+    script.write_text("")
+    write_key_file(key)
+    monkeypatch.setenv("ACTORFLOW_RANK_SECONDS", "0.2")
+    port = free_port()
+    hosts = ["--hosts", "2", "--host-index", "0", "--coordinator", f"127.0.0.1:{port}"]
+    options = ["--check", "-n", "2", *hosts, "--key-file", str(key)]
+    assert main(["launch", *options, str(script)]) == 1
+    assert capsys.readouterr().err == (
+        "actorflow: host 1 of 2 did not connect to the launcher at"
+        f" tcp://127.0.0.1:{port} within 0.2 s (ACTORFLOW_RANK_SECONDS)\n"
+    )
