@@ -23,11 +23,11 @@ TORCH_SIGNATURES = (
 """Functions with more parameters, because users call them as torch's."""
 
 BUDGET = {
-    "actorflow": 37_850,
+    "actorflow": 38_200,
     "actors": 48_150,
     "compiler": 32_450,
     "memory": 3_800,
-    "tests": 104_950,
+    "tests": 105_350,
     "benchmarks": 15_950,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

@@ -78,6 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     hosts = parser.add_argument_group(
         "several hosts", "the same command, started once on each host; see docs/ranks.md"
     )
+    _add_host_arguments(hosts)
+    parser.add_argument("file", help="a Python script; its arguments follow it")
+
+
+def _add_host_arguments(hosts: argparse._ArgumentGroup) -> None:
     hosts.add_argument(
         "--hosts", type=int, default=1, metavar="H", help="number of hosts (default 1)"
     )
@@ -105,6 +110,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time after which a silent host is lost (default %(default)g)",
     )
     hosts.add_argument(
+        "--mixed-hosts",
+        action="store_true",
+        help="take hosts with other processors, compilers or libraries: bits may differ",
+    )
+    hosts.add_argument(
         "--ray",
         metavar="ADDRESS",
         help="started once: take hosts of Ray at HOST:PORT, 'auto', or 'local' for this machine",
@@ -112,7 +122,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     hosts.add_argument(
         "--make-key", action=_MakeKey, metavar="FILE", help="write a new secret to FILE, and exit"
     )
-    parser.add_argument("file", help="a Python script; its arguments follow it")
 
 
 class _MakeKey(argparse.Action):
@@ -171,13 +180,14 @@ def run(options: argparse.Namespace) -> int:
         options.grace,
         options.restarts,
         WINDOW_S if options.restart_window is None else options.restart_window,
+        options.mixed_hosts,
     )
     if options.check:
         command = (str(Path(check.__file__)), options.file, options.run_dir or "")
         # A rank per host: what is tried belongs to hosts, and all ranks of one would say the same.
         is_set = "ACTORFLOW_RANK_SECONDS" in environ
         wait_s = settings.rank_seconds if is_set else check.MOST_S
-        asked = RankLaunch(command, options.hosts, wait_s, 0.0)
+        asked = RankLaunch(command, options.hosts, wait_s, 0.0, are_hosts_mixed=options.mixed_hosts)
     if options.ray is not None:
         from actorflow.distributed.ray_hosts import launch_by_ray
 

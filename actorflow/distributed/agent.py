@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ from actorflow.distributed.rank_process import (
     start_rank,
 )
 from actorflow.distributed.signal_notes import SignalNotes, empty
+from actorflow.environment.host import kernel_host
 from actorflow.environment.settings import SettingsError, __version__, logger
 from compiler.contract.codec import DecodeError
 
@@ -92,8 +94,9 @@ class Agent:
         with suppress(OSError, IndexError):
             script = hashlib.sha256(Path(self._command[0]).read_bytes()).hexdigest()
         num_cores = len(os.sched_getaffinity(0))
-        hostname = sockets.gethostname()
-        return AgentHello(hostname, __version__, platform.python_version(), script, num_cores)
+        versions = __version__, platform.python_version()
+        kernels = astuple(kernel_host(self._environ))
+        return AgentHello(sockets.gethostname(), *versions, script, num_cores, *kernels)
 
     def take(self, message: ToAgent, now_s: float) -> None:
         """Do what the launcher says; what follows from it comes out of the next `turn`."""

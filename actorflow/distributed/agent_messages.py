@@ -30,7 +30,7 @@ class AgentHello:
 
     `hostname` names its host in texts. `version` is that of actorflow, `python` that of Python,
     `script` the SHA-256 of the script's file, in hexadecimal digits. `num_cores` is what the ranks
-    of the host may use.
+    of the host may use. The rest decides the bits of kernels: see `KernelHost`.
     """
 
     hostname: Words
@@ -38,6 +38,10 @@ class AgentHello:
     python: Words
     script: Words
     num_cores: Number
+    processor: Words = ""
+    instructions: Words = ""
+    compiler: Words = ""
+    libraries: Words = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,10 +287,13 @@ class HostAgents:
         self,
         notes: SignalNotes | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        are_mixed: bool = False,
     ) -> bool:
         """Wait for the agents of all hosts, and compare what they say.
 
-        Returns False where `notes` has a signal, which may have come to any host. Raises
+        With `are_mixed` hosts may differ in what decides the bits of kernels: a line of the log
+        says so. Returns False where `notes` has a signal, which may have come to any host. Raises
         ActorflowError where hosts do not come in time, or differ; those that came are told.
         """
         if self._start_agents is not None and (missing := self._missing()):
@@ -302,6 +305,12 @@ class HostAgents:
             now_s = self.idle(ALIVE_S, notes, clock)
             self._look_for_missing(self._server, now_s, now_s - started_s)
         self._refuse(differences(self.hellos), clock())
+        text = differences(self.hellos, _OF_BITS)
+        if text and are_mixed:
+            logger.warning("%s; copies of a value may drift apart on such hosts", text)
+        elif text:
+            mend = "kernels, and so bits, depend on it: give --mixed-hosts to run all the same"
+            self._refuse(f"{text}; {mend}", clock())
         return True
 
     def idle(
@@ -395,20 +404,37 @@ _COMPARED: Sequence[tuple[str, str, str]] = (
 )
 """What hosts say of themselves that has to be the same, in words, and how to mend it."""
 
+_OF_BITS: Sequence[tuple[str, str, str]] = (
+    ("processor", "has the processor", "take equal hosts"),
+    ("instructions", "has instructions that the other lacks:", "take equal hosts"),
+    ("compiler", "has the C compiler", "install the same version on all hosts, or name it by CC"),
+    ("libraries", "has", "install the same versions on all hosts"),
+)
+"""The same of what decides the bits of kernels. Ranks of one job hold copies of parameters, which
+each updates for itself."""
 
-def differences(hellos: Mapping[int, AgentHello]) -> str:
+
+def differences(
+    hellos: Mapping[int, AgentHello], compared: Sequence[tuple[str, str, str]] = _COMPARED
+) -> str:
     """Return the first difference between two hosts that no job can have; "" for none."""
     (first, one), *others = sorted(hellos.items())
     for index, other in others:
-        for name, words, mend in _COMPARED:
+        for name, words, mend in compared:
             ours, theirs = getattr(one, name), getattr(other, name)
             if ours != theirs:
+                if name == "instructions":
+                    ours, theirs = _without(ours, theirs), _without(theirs, ours)
+                most = _MOST_DIGITS if name == "script" else _MOST_SHOWN
                 return (
-                    f"host {_name(index, other)} {words} {_short(theirs)}, host"
-                    f" {_name(first, one)} {_short(ours)}: {mend}"
+                    f"host {_name(index, other)} {words} {printable(theirs[:most]) or 'none'}, host"
+                    f" {_name(first, one)} {printable(ours[:most]) or 'none'}: {mend}"
                 )
     return ""
 
 
-def _short(text: str) -> str:
-    return printable(text[:12]) or "none"
+_MOST_DIGITS, _MOST_SHOWN = 12, 200
+
+
+def _without(words: str, others: str) -> str:
+    return " ".join([word for word in words.split() if word not in others.split()])

@@ -66,6 +66,7 @@ class RankLaunch:
         grace_s: how long ranks may take to end by themselves after one has failed.
         restarts: how often all ranks are started again after a failure, within
             `restart_window_s`; 0 for never.
+        are_hosts_mixed: whether hosts may differ in what decides the bits of kernels.
     """
 
     command: Sequence[str]
@@ -74,6 +75,7 @@ class RankLaunch:
     grace_s: float
     restarts: int = 0
     restart_window_s: float = WINDOW_S
+    are_hosts_mixed: bool = False
 
 
 def launch(asked: RankLaunch, environ: Mapping[str, str], agents: HostAgents | None = None) -> int:
@@ -134,7 +136,7 @@ class Epochs:
         """Wait for the agents of all hosts, and run an epoch on them. Raises ActorflowError."""
         asked, agents = self.asked, self.agents
         # Those of hosts that stayed are there; a host that was lost may come again.
-        if not agents.gather(self.notes):
+        if not agents.gather(self.notes, are_mixed=asked.are_hosts_mixed):
             return EpochEnd(BY_SIGNAL + (self.notes.first or 0), is_stopped=True)
         places = places_on(agents.names, asked.num_ranks)
         coordinator = Coordinator(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import socket
 import sys
@@ -176,6 +177,35 @@ def _busy_cores(wait: Callable[[float], None]) -> float | None:
     except (OSError, ValueError, AttributeError):
         return None
     return busy_cores(before, after, max(num_ticks, 1.0))
+
+
+_OF_KERNELS = ("numpy", "onednn-cpu-gomp")
+_INSTRUCTIONS = re.compile("(amx|asimd|avx|bmi|f16c|fma|fp16|bf16|i8mm|sse|ssse|sve)")
+"""How the flags of instructions begin that kernels are chosen by, of all that a processor has: the
+others, which a kernel or a hypervisor may hide, change no bit."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelHost:
+    """What decides the bits of a host's kernels, in words.
+
+    `processor` is its name, `instructions` are those that kernels use; `compiler` is what the C
+    compiler calls itself, `libraries` those of kernels with their versions; "" for none.
+    """
+
+    processor: str
+    instructions: str
+    compiler: str
+    libraries: str
+
+
+def kernel_host(environ: Mapping[str, str]) -> KernelHost:
+    """Return what decides the bits of kernels here; it starts the C compiler once."""
+    toolchain = find_toolchain(environ, None)
+    flags = {word for word in runtime.processor().split() if _INSTRUCTIONS.match(word)}
+    libraries = [f"{name} {_version(name)}" for name in _OF_KERNELS if _version(name)]
+    compiler = "" if toolchain is None else toolchain.version.partition("\n")[0]
+    return KernelHost(processor(), " ".join(sorted(flags)), compiler, ", ".join(libraries))
 
 
 def processor() -> str:

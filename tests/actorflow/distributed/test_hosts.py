@@ -1,5 +1,6 @@
 """Agents of other hosts: who is let in, what is heard, and when a host is lost."""
 
+import os
 import socket
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from actorflow.distributed.agent_messages import (
 from actorflow.distributed.hosts import AgentLost, AgentServer, HostAgents, differences
 from actorflow.distributed.messages import VERSION, decode, encode
 from actorflow.distributed.signal_notes import SignalNotes
+from actorflow.environment.host import kernel_host
 from compiler.contract.errors import ActorflowError
 
 SILENCE_S = 15.0
@@ -270,3 +272,63 @@ A, B, SAME = "host 0 (nodeA)", "host 1 (nodeB)", "install the same version on al
 )
 def test_hosts_that_differ_are_both_named(other, text):
     assert differences({0: replace(HELLO, hostname="nodeA"), 1: other}) == text
+
+
+NATIVE = replace(
+    HELLO,
+    hostname="nodeA",
+    processor="EPYC 9654",
+    instructions="avx2 avx512f fma",
+    compiler="gcc 12.2.0",
+    libraries="numpy 2.4.6, onednn-cpu-gomp 2023.2.0",
+)
+OTHERS = {
+    "processor": (
+        {"processor": "Xeon 8480", "instructions": "amx_bf16 avx2"},
+        f"{B} has the processor Xeon 8480, {A} EPYC 9654: take equal hosts",
+    ),
+    "instructions": (
+        {"instructions": "avx2 avx512f"},
+        f"{B} has instructions that the other lacks: none, {A} fma: take equal hosts",
+    ),
+    "compiler": (
+        {"compiler": ""},
+        f"{B} has the C compiler none, {A} gcc 12.2.0: install the same version on all hosts, or"
+        " name it by CC",
+    ),
+    "libraries": (
+        {"libraries": "numpy 2.4.5, onednn-cpu-gomp 2023.2.0"},
+        f"{B} has numpy 2.4.5, onednn-cpu-gomp 2023.2.0, {A} numpy 2.4.6, onednn-cpu-gomp"
+        " 2023.2.0: install the same versions on all hosts",
+    ),
+}
+
+
+def come(hosts, *hellos):
+    for index, hello in enumerate(hellos):
+        client = hosts.client(index=index, name=b"%d.a" % index)
+        client.socket.send_multipart(encode(hello))
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_hosts_whose_kernels_may_have_other_bits_are_refused(hosts, what):
+    fields, text = OTHERS[what]
+    come(hosts, NATIVE, replace(NATIVE, hostname="nodeB", **fields))
+    with pytest.raises(ActorflowError) as raised:
+        HostAgents(zmq.Poller(), None, hosts.server).gather(clock=lambda: 0.0)
+    mend = "kernels, and so bits, depend on it: give --mixed-hosts to run all the same"
+    assert str(raised.value) == f"{text}; {mend}"
+
+
+def test_hosts_whose_kernels_may_have_other_bits_are_taken_where_the_user_says_so(hosts, caplog):
+    fields, text = OTHERS["compiler"]
+    come(hosts, NATIVE, replace(NATIVE, hostname="nodeB", **fields))
+    agents = HostAgents(zmq.Poller(), None, hosts.server)
+    assert agents.gather(clock=lambda: 0.0, are_mixed=True)
+    assert caplog.messages == [f"{text}; copies of a value may drift apart on such hosts"]
+
+
+def test_flags_of_a_processor_that_no_kernel_is_chosen_by_are_not_compared():
+    assert set(kernel_host({"PATH": os.environ["PATH"]}).instructions.split()).isdisjoint(
+        {"fpu", "hypervisor", "md_clear", "ibrs", "pti"}
+    )
