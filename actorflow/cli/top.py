@@ -113,6 +113,8 @@ def render(status: Status, width: int, notes: str = "") -> list[str]:
     if status.streams:
         shares = [f"{name} {share:.0%}" for name, share in status.streams.items()]
         lines.append("busy  " + "  ".join(shares))
+    if status.by_rank:
+        lines += ["", *_ranks(status)]
     if status.actors:
         lines += ["", *_table(status)]
     return [line[:width].rstrip() for line in lines]
@@ -135,6 +137,22 @@ def _facts(status: Status) -> str:
     if status.loss is not None:
         parts.append(f"loss {status.loss:.4f}")
     return "  ".join([*parts, f"memory {format_bytes(status.arena_bytes)}"])
+
+
+_MOST_RANKS = 8
+
+
+def _ranks(status: Status) -> list[str]:
+    """Return a row for each rank; of many for those that wait least."""
+    shares = [one.waiting_share for one in status.by_rank]
+    shown = sorted(range(len(shares)), key=shares.__getitem__)[:_MOST_RANKS]
+    width = max([len("host"), *[len(status.by_rank[rank].host) for rank in shown]])
+    rows = [f"{'rank':>4}  {'host':<{width}}  {'waiting':>7}"]
+    for rank in sorted(shown):
+        row = f"{rank:>4}  {status.by_rank[rank].host:<{width}}  {shares[rank]:>7.0%}"
+        rows.append(f"{row}  the others wait for it" if rank == status.rank_behind else row)
+    left_out = len(shares) - len(shown)
+    return [*rows, f"{left_out:>4}  more, which wait longer"] if left_out else rows
 
 
 def _table(status: Status) -> list[str]:

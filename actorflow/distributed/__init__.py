@@ -12,6 +12,7 @@ distributed_run.py  `DistributedRun`: one run, as a rank has it; `BatchDigestRep
                     its batches
 messages.py         what ranks and coordinator say, as dataclasses; keys; frames on the wire
 agreement.py        `CoordinatorState`: messages in, messages out, no I/O
+rank_waits.py       `RankWaits`: who waits how long for the others, and for whom
 rank_failure.py     `RankFailure`: which rank failed, how, and in which words
 coordinator.py      `Coordinator`: the agreement over zmq, one thread, CURVE keys
 launcher.py         `launch`: one start of all ranks, from the first process to the verdict

@@ -86,6 +86,7 @@ from actorflow.distributed.rank_failure import (
     other_end,
     other_values,
 )
+from actorflow.distributed.rank_waits import pack_waits
 
 WINDOW_STEPS = 4
 """How far a rank may be ahead of the last: more hides the coordinator's answer, less stops sooner.
@@ -120,6 +121,8 @@ class _AgreedRun:
     # By step: the rank that told first, and what it told. By rank: why its data ended.
     given: dict[int, tuple[int, BatchDigest]] = field(default_factory=dict)
     whys: dict[int, str] = field(default_factory=dict)
+    # By rank: how long it has waited for others; nothing is decided by it.
+    waited_us: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -342,6 +345,7 @@ class CoordinatorState:
         if run is None:
             return []
         run.reached[rank] = max(message.step, run.reached.get(rank, 0))
+        run.waited_us[rank] = max(message.waited_us, run.waited_us.get(rank, 0))
         return self._advance(message.run, run)
 
     def _stop_asked(self, rank: int, message: StopRequested) -> Sends:
@@ -540,7 +544,10 @@ class CoordinatorState:
         window_steps = self._window_steps
         if reached + window_steps - run.granted >= window_steps // 2:
             run.granted = reached + window_steps
-            sends += self._all(StepsGranted(number, run.granted, False, ""))
+            grant = StepsGranted(number, run.granted, False, "")
+            waits = [run.waited_us.get(r, 0) for r in range(self.num_ranks)]
+            told = replace(grant, waits=pack_waits(waits)) if any(waits) else grant
+            sends += [(r, one if r else told) for r, one in self._all(grant)]
         return sends
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,8 +27,10 @@ from actorflow.distributed.messages import (
     OfRun,
     PeerDataEnded,
     StepReached,
+    StepsGranted,
     StopRequested,
 )
+from actorflow.distributed.rank_waits import RankWaits, unpack_waits
 from actors.machine.errors import ActorFailed
 
 # Steps begin where all ranks may begin them, and the run ends after one and the same step on each:
@@ -69,9 +72,12 @@ class DistributedRun:
         abort: called there once, with the error that ends the run at once, on whichever rank it
             arose.
         is_stepped: whether each step is asked for, so that between two of them nothing runs.
+        hosts: the names of the ranks' hosts, by rank; none where all run on one.
+        clock: seconds, monotonic.
 
     `asked` is why this rank asked for the end, if it did. `number` says which run of this process
-    it is, from 1, once it has begun.
+    it is, from 1, once it has begun. `waited_ns` returns how long this rank has waited for others
+    in collectives; `waits` is of all ranks, on the first one.
     """
 
     def __init__(
@@ -82,7 +88,11 @@ class DistributedRun:
         obey: Callable[[Instruction | OfCheckpoint], object],
         abort: Callable[[BaseException], object],
         is_stepped: bool = False,
+        hosts: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.waited_ns: Callable[[], int] = lambda: 0
+        self.waits, self._clock = RankWaits(hosts), clock
         self.first_step = first_step
         self.asked = ""
         self.number = 0
@@ -107,7 +117,7 @@ class DistributedRun:
         self._compare()
         # max, since a message states what is true by now: one that comes late may not take back.
         self._reached = max(self._reached, step)
-        self._say(StepReached(self.number, step))
+        self._say(StepReached(self.number, step, self.waited_ns() // 1000))
 
     def batches(self, lines: Mapping[str, str]) -> BatchDigestReporter:
         """Return what sees whole batches, and reports them; `lines` are those that read the fields.
@@ -183,8 +193,10 @@ class DistributedRun:
         if isinstance(message, PeerDataEnded):
             self._other_end = message.step
             self._compare()
-        else:
-            self._obey(message)
+            return
+        if isinstance(message, StepsGranted) and message.waits:
+            self.waits.take(self._clock(), unpack_waits(message.waits))
+        self._obey(message)
 
     def abort(self, error: BaseException) -> None:
         """End the run with an error, once."""

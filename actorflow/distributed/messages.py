@@ -75,10 +75,14 @@ class RunReady:
 
 @dataclass(frozen=True, slots=True)
 class StepReached:
-    """A rank has come to a step, and so to all before it: it has the data of that."""
+    """A rank has come to a step, and so to all before it: it has the data of that.
+
+    `waited_us` is how long it has waited in collectives for others since the run began.
+    """
 
     run: Number
     step: Number
+    waited_us: Number = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,12 +260,17 @@ class GatherDone:
 
 @dataclass(frozen=True, slots=True)
 class StepsGranted:
-    """A run may begin so many steps in all; with `is_last` never more, for a reason."""
+    """A run may begin so many steps in all; with `is_last` never more, for a reason.
+
+    `waits` is packed and for the first rank alone: how long each rank has waited for the others
+    (`actorflow.distributed.rank_waits`), or nothing.
+    """
 
     run: Number
     steps: Number
     is_last: bool
     reason: Words
+    waits: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

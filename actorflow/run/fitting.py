@@ -250,10 +250,11 @@ class FitCall:
     def _drive(self, run: Run, listener: Listener, first: int) -> None:
         items, item_name = items_of(self._run_spec.data)
         items *= self._plan.batches_per_step
-        self._reporter.start(self._run_spec.steps, first, items, item_name)
+        more = dict if run.waits is None else run.waits.row
+        self._reporter.start(self._run_spec.steps, first, items, item_name, more)
         self._stopper.watch(run)
         self._runner.begin(run)
-        listener.start(run.loop.statistics, self._runner.group.epoch)
+        listener.start(run.loop.statistics, self._runner.group.epoch, run.waits)
         run.start()
         # The main thread waits here, where Python runs signal handlers.
         self._stopper.attend(self._notice if self._run_spec.progress else logger.info)

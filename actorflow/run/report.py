@@ -330,11 +330,17 @@ class Reporter:
         self._marks: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
         self._total_steps: int | None = None
         self._items_per_step, self._item_name = 1, "samples"
+        self._more: Callable[[], Mapping[str, Any]] = dict
         self._start_s = self._due_s = 0.0
         self._steps_before = self._last_step = self._reported_step = 0
 
     def start(
-        self, total_steps: int | None, first_step: int, items_per_step: int, item_name: str
+        self,
+        total_steps: int | None,
+        first_step: int,
+        items_per_step: int,
+        item_name: str,
+        more: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         """Begin a run: open the metrics file and set the clock to zero.
 
@@ -344,11 +350,13 @@ class Reporter:
                 reported is the one after it.
             items_per_step: such as the tokens of a batch.
             item_name: the plural, such as "tokens".
+            more: returns what else a line of the metrics file has.
         """
         self._total_steps = total_steps
         self._steps_before = first_step
         self._last_step = self._reported_step = first_step
         self._items_per_step, self._item_name = items_per_step, item_name
+        self._more = more
         self._start_s = self._clock()
         if self._metrics_path is not None:
             self._file = MetricsKeeper(self._metrics_path, self._warn)
@@ -470,7 +478,8 @@ class Reporter:
                 row[key], row[f"{key}_last"] = total.mean, total.last
         row[rate_name] = None if items_per_s is None else round(items_per_s, 3)
         row["elapsed_s"] = round(now - self._start_s, 3)
-        self._file.append(row)
+        # A metric of this name, which the user gave, comes first.
+        self._file.append({**row, **{k: v for k, v in self._more().items() if k not in row}})
 
 
 class _Sum:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from actorflow.environment.settings import logger, once
 from actorflow.options.run_spec import Metrics, OnResult, OnStep, Results
@@ -39,10 +39,13 @@ from compiler.contract.files import read_regular, replace_regular, user_path
 from compiler.contract.plan import Plan
 from compiler.graph.target import SKIPPED
 
+if TYPE_CHECKING:
+    from actorflow.distributed.rank_waits import RankWaits
+
 STATUS_FILE = "status.json"
 STATES = ("running", "finished", "stopped", "failed")
 
-_FORMAT = 2
+_FORMAT = 3
 _MOST_BYTES = 64 << 20
 """Of the file. An actor takes some 200 bytes."""
 _INTERVAL_S = 1.0
@@ -76,13 +79,22 @@ class ActorStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class RankStatus:
+    """One rank: the name of its host, and which share of the last window it waited for others."""
+
+    host: Label
+    waiting_share: Measure
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """A run at one moment.
 
     `written_at_s` is the time of day (seconds since 1970), `elapsed_s` since the run began;
     `steps_per_s` and the busy share of each stream are over the last interval, None before there
     was one. `total_steps` is None when the run has no end. `epoch` is how often the job's `ranks`
-    were started, this time counted.
+    were started, this time counted. `by_rank` is of each rank, none where nothing is known yet;
+    `rank_behind` is the one that all others wait for, if one is clearly behind.
     """
 
     job: Label
@@ -98,6 +110,8 @@ class Status:
     arena_bytes: Quantity
     ranks: Quantity = 1
     epoch: Quantity = 1
+    by_rank: tuple[RankStatus, ...] = ()
+    rank_behind: Quantity | None = None
     streams: Mapping[Label, Measure] = field(default_factory=dict)
     actors: tuple[ActorStatus, ...] = ()
     format: int = _FORMAT
@@ -188,13 +202,16 @@ class StatusWriter:
         self._is_ours = is_ours
         self._statistics: Callable[[], Statistics] | None = None
         self._epoch = 1
+        self._waits: RankWaits | None = None
         self._loss: float | None = None
         self._start_s = self._due_s = 0.0
         self._before: tuple[float, int, Statistics] | None = None
 
-    def start(self, statistics: Callable[[], Statistics], epoch: int = 1) -> None:
-        """Begin, with a first status. `statistics` is asked at every write."""
-        self._statistics, self._epoch = statistics, epoch
+    def start(
+        self, statistics: Callable[[], Statistics], epoch: int = 1, waits: RankWaits | None = None
+    ) -> None:
+        """Begin, with a first status. `statistics` is asked at every write, `waits` is read."""
+        self._statistics, self._epoch, self._waits = statistics, epoch, waits
         self._start_s = self._clock()
         self._write("running", self._start_s)
 
@@ -258,11 +275,19 @@ class StatusWriter:
             arena_bytes=sum([arena.size_bytes for arena in self._plan.arenas]),
             ranks=self._plan.mesh.num_ranks,
             epoch=self._epoch,
+            by_rank=() if self._waits is None else _by_rank(self._waits),
+            rank_behind=None if self._waits is None else self._waits.behind,
             streams=streams,
             actors=tuple(
                 [_actor_status(statistics, before, a) for a in range(len(statistics.actors))]
             ),
         )
+
+
+def _by_rank(waits: RankWaits) -> tuple[RankStatus, ...]:
+    shares = waits.shares
+    hosts = waits.hosts or (socket.gethostname(),) * len(shares)
+    return tuple([RankStatus(host, share) for host, share in zip(hosts, shares, strict=False)])
 
 
 def _actor_status(statistics: Statistics, before: Statistics | None, index: int) -> ActorStatus:
@@ -304,15 +329,20 @@ class Listener:
         self._stopper = stopper
         self._status = status
         self._on_step = on_step
+        self._waits: RankWaits | None = None
+        self._named: set[int | None] = {None}
         self.ending = "failed"
         self.step = first_step
         self.metrics: Metrics = {}
         self.evaluations: list[tuple[int, Results]] = []
 
-    def start(self, statistics: Callable[[], Statistics], epoch: int = 1) -> None:
+    def start(
+        self, statistics: Callable[[], Statistics], epoch: int = 1, waits: RankWaits | None = None
+    ) -> None:
         """Begin the status of the run; before its threads start."""
+        self._waits = waits
         if self._status is not None:
-            self._status.start(statistics, epoch)
+            self._status.start(statistics, epoch, self._waits)
 
     def __enter__(self) -> Listener:
         return self
@@ -328,6 +358,10 @@ class Listener:
         if self._is_skipping:  # what a skipped step gave is no part of a mean
             scalars = {n: v for n, v in scalars.items() if n != SKIPPED and math.isfinite(v)}
         self._reporter.step(step, scalars)
+        waits = self._waits
+        if waits is not None and (rank := waits.behind) not in self._named:  # once for each
+            self._named.add(rank)
+            self._reporter.notice(str(waits))
         if self._status is not None:
             self._status.step(step, metrics)
         self._stopper.call(ON_STEP, self._on_step, step, metrics)

@@ -116,6 +116,12 @@ class RunRanks:
     distributed: DistributedRun | None
     communicator: Communicator | None = None
 
+    def count_waits(self) -> None:
+        """Have this rank say with each step how long its collectives have waited."""
+        communicator = self.communicator
+        if self.distributed is not None and communicator is not None:
+            self.distributed.waited_ns = lambda: communicator.waited_ns
+
     def begin(self) -> None:
         """Meet the others. Raises PeerFailed without them."""
         if self.distributed is not None:
@@ -179,13 +185,16 @@ class Run:
                 obey=self._obey,
                 abort=self._abort,
                 is_stepped=context.is_stepped,
+                hosts=group.member.hosts,
             )
+        self.waits = None if distributed is None else distributed.waits
         self._ranks = RunRanks(distributed)
         self._ports = RunPorts(plan, run_spec, context, values, distributed, self._ask_now)
         self._trace = None if settings.trace is None else TraceFile(settings.trace, group.rank)
         try:
             devices = open_devices(plan, settings, group.rank)
             self._ranks.communicator = group.communicator(plan, settings, devices)
+            self._ranks.count_waits()
             self.bound = load(
                 with_poison(plan, settings),
                 self._ports.by_name,

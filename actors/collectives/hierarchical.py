@@ -78,6 +78,11 @@ class HierarchicalCommunicator:
         self._transport: TaggedTransport | None = None
 
     @property
+    def waited_ns(self) -> int:
+        """How long this rank has waited for others, or for messages; see `Communicator`."""
+        return self._memory.waited_ns
+
+    @property
     def bytes_sent(self) -> int:
         """How many bytes this rank has sent to other hosts, for all plans of its process."""
         return 0 if self._transport is None else self._transport.bytes_sent

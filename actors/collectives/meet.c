@@ -51,6 +51,7 @@ typedef struct {
     af_line *const *lines;
     char *const *staging;     /* of each rank: two places aside */
     const int32_t *processes; /* a pidfd of each rank, -1 for one in this process */
+    uint64_t waited_ns;       /* for others so far; looks that were not in vain left out */
 } af_group;
 
 /* Blocks of bytes in two arrays: three loops around a run. */
@@ -119,10 +120,11 @@ static int comes_soon(af_group *g, _Atomic uint32_t *word, uint32_t wanted) {
     g->num_blind = g->num_blind ? 2 * g->num_blind : 1;
     if (g->num_blind > MAX_BLIND) g->num_blind = MAX_BLIND;
     g->next_look = g->num_arrivals + 1 + g->num_blind;
+    g->waited_ns += LOOK_NS;
     return 0;
 }
 
-static int32_t sleep_until(const af_group *g, _Atomic uint32_t *word, uint32_t wanted) {
+static int32_t sleep_until(af_group *g, _Atomic uint32_t *word, uint32_t wanted) {
     int64_t waited_ns = 0, looked_ns = 0;
     for (;;) {
         const uint32_t seen = atomic_load(word);
@@ -141,8 +143,10 @@ static int32_t sleep_until(const af_group *g, _Atomic uint32_t *word, uint32_t w
         const struct timespec slice = {0, (long)(left_ns < SLICE_NS ? left_ns : SLICE_NS)};
         syscall(SYS_futex, word, FUTEX_WAIT, seen, &slice, NULL, 0);
         /* Who was stopped itself has waited no longer than it was awake. */
-        const int64_t slept_ns = now_ns() - begin;
-        waited_ns += slept_ns < 2 * SLICE_NS ? slept_ns : 2 * SLICE_NS;
+        int64_t slept_ns = now_ns() - begin;
+        if (slept_ns > 2 * SLICE_NS) slept_ns = 2 * SLICE_NS;
+        waited_ns += slept_ns;
+        g->waited_ns += (uint64_t)slept_ns;
     }
 }
 

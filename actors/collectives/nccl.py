@@ -118,10 +118,11 @@ class NcclCommunicator:
         look_s: How often the library is asked whether a call has failed.
 
     Attributes:
-        rank, mesh, has_clean_abort: See `Communicator`.
+        rank, mesh, has_clean_abort, waited_ns: See `Communicator`.
     """
 
     has_clean_abort = False
+    waited_ns = 0
 
     def __init__(
         self,

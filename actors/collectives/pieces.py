@@ -209,6 +209,7 @@ class Waiting:
 
     def __init__(self, lane: CrossingLane) -> None:
         view = lane.view
+        self._group = view.struct
         self._deadline_ns, self._board = view.deadline_ns, view.boards[view.struct.own]
         self._word = ctypes.c_uint32.from_address(view.boards[0].line(view.lanes[0]))
         self._num_looks, self._sleep_s, self._waited_ns, self._since = 0, _SLEEP_S, 0, 0
@@ -217,6 +218,7 @@ class Waiting:
         """Forget what was waited: something has come."""
         if self._num_looks:
             self._board.note_waiting(None)
+            self._group.waited_ns += self._waited_ns
             self._num_looks, self._sleep_s, self._waited_ns = 0, _SLEEP_S, 0
 
     def is_given_up(self) -> bool:

@@ -219,6 +219,7 @@ class GroupState(ctypes.Structure):
         *[(name, ctypes.c_int64) for name in ("num_ranks", "own", "deadline_ns", "staging_bytes")],
         *[(name, ctypes.c_uint64) for name in ("num_arrivals", "num_blind", "next_look")],
         *[(name, ctypes.c_void_p) for name in ("lines", "staging", "processes")],
+        ("waited_ns", ctypes.c_uint64),
     ]
 
 

@@ -326,6 +326,7 @@ class SharedMemory:
         self.library = segments.library(toolchain)
         self._deadline_ns = int(deadline_s * 1e9)
         self._own = OwnSegments()
+        self._groups: list[GroupView] = []
         # By actor and order: the launches of a collective, one for each set of slots.
         self._bound: dict[tuple[str, int], list[CollectiveLaunch]] = {}
         # By rank, of those on this host.
@@ -335,6 +336,11 @@ class SharedMemory:
         self._given_up: tuple[str, int] | None = None
         # Reentrant: the collector may drop a run of this thread while it gives this one up.
         self._lock = threading.RLock()
+
+    @property
+    def waited_ns(self) -> int:
+        """How long this rank has waited for others; see `Communicator`."""
+        return sum([int(group.struct.waited_ns) for group in self._groups])
 
     # -- binding ---------------------------------------------------------------------------------
 
@@ -495,6 +501,7 @@ class SharedMemory:
                 self._follow,
             )
             group.start(self.rank)
+            self._groups.append(group)
             for place, launches in enumerate(calls):
                 rows = [offers[rank].along(lane)[place].rows for rank in ranks]
                 for row, launch in enumerate(launches):
@@ -529,6 +536,7 @@ class SharedMemory:
             self._boards, self._processes, self._own = {}, {}, OwnSegments()
             self._bound.clear()
             self.crossings.clear()
+            self._groups.clear()
 
     def _wake_all(self, reason: str, at_fault: int) -> None:
         if not self._boards:

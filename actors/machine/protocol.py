@@ -271,6 +271,11 @@ class Communicator(Protocol):
         """
         ...
 
+    @property
+    def waited_ns(self) -> int:
+        """How long launches have waited for other ranks so far; 0 on a GPU, where streams wait."""
+        ...
+
     def bind(
         self,
         collective: Collective,

@@ -28,6 +28,7 @@ class MailboxEnd:
         self.mail, self.rank, self.next_tag = mail, rank, 7 * rank
         self.random = random.Random(f"{mail.seed} {rank}")
         self.bytes_sent, self.num_received, self.abandoned = 0, 0, []
+        self.num_looks = 0
 
     def claim_tags(self, first, count):
         assert first >= self.next_tag
@@ -47,6 +48,7 @@ class MailboxEnd:
                 "peer": peer}  # fmt: skip
 
     def is_done(self, request):
+        self.num_looks += 1
         if not request["is_done"] and "box" in request and self.random.random() < 0.7:
             with self.mail.lock:
                 if request["box"]:

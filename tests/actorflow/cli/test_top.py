@@ -13,7 +13,7 @@ from error_texts import raises
 
 from actorflow.cli.main import main
 from actorflow.cli.top import add_arguments, is_alive, note, render, run, watch
-from actorflow.run.status import ActorStatus, Status, StatusError
+from actorflow.run.status import ActorStatus, RankStatus, Status, StatusError
 from compiler.contract.errors import ActorflowError
 
 STATUS = Status(
@@ -51,6 +51,26 @@ def test_ranks_are_counted_and_so_are_their_starts():
     assert head.endswith("pid 4711  4 ranks")
     (head, *_) = render(replace(STATUS, ranks=4, epoch=2), 200)
     assert head.endswith("pid 4711  4 ranks  epoch 2")
+
+
+def test_each_rank_has_a_row_with_its_host_and_who_is_waited_for_is_marked():
+    hosts = RankStatus("0 (nodeA)", 0.414), RankStatus("1 (nodeB)", 0.02)
+    lines = render(replace(STATUS, ranks=2, by_rank=hosts, rank_behind=1, actors=()), 200)
+    assert lines[3:] == [
+        "",
+        "rank  host       waiting",
+        "   0  0 (nodeA)      41%",
+        "   1  1 (nodeB)       2%  the others wait for it",
+    ]
+
+
+def test_of_many_ranks_those_are_shown_that_wait_least():
+    ranks = tuple(RankStatus("box", ((7 * rank) % 20) / 20) for rank in range(20))
+    lines = render(replace(STATUS, ranks=20, by_rank=ranks, actors=()), 200)[4:]
+    shown = [line.split() for line in lines[1:-1]]
+    assert [int(row[0]) for row in shown] == [0, 1, 3, 6, 9, 12, 15, 18]
+    assert sorted([int(row[2][:-1]) for row in shown]) == [0, 5, 10, 15, 20, 25, 30, 35]
+    assert lines[-1] == "  12  more, which wait longer"
 
 
 @pytest.mark.parametrize("width", [1, 20, 60])

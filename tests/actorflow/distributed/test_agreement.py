@@ -1,6 +1,7 @@
 """What ranks agree on, in any order of messages, with copies, and with deaths at any point."""
 
 import copy
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -37,6 +38,7 @@ from actorflow.distributed.messages import (
     StopRequested,
     Welcome,
 )
+from actorflow.distributed.rank_waits import pack_waits
 
 
 def joined(num_ranks):
@@ -294,6 +296,22 @@ def test_a_run_begins_when_all_are_ready_and_goes_on_by_windows():
         (1, StepsGranted(1, 12 + WINDOW_STEPS, False, "")),
     ]
     assert agreement.on_message(1, StepReached(1, 11)) == []
+
+
+def test_the_first_rank_is_told_with_a_grant_how_long_all_have_waited():
+    agreement = begun(2)
+    grant = StepsGranted(1, 2 + WINDOW_STEPS, False, "")
+    assert agreement.on_message(0, StepReached(1, 2, 700)) == []
+    assert agreement.on_message(1, StepReached(1, 2, 50)) == [
+        (0, replace(grant, waits=pack_waits((700, 50)))),
+        (1, grant),
+    ]
+    assert agreement.on_message(0, StepReached(1, 4, 800)) == []
+    assert agreement.on_message(1, StepReached(1, 1, 40)) == []  # an older one, which came late
+    assert agreement.on_message(1, StepReached(1, 4, 90))[0] == (
+        0,
+        StepsGranted(1, 4 + WINDOW_STEPS, False, "", pack_waits((800, 90))),
+    )
 
 
 def test_a_stop_is_at_the_largest_total_that_was_granted():

@@ -160,10 +160,10 @@ def packed(*head):
         [], [b""], [b"\xdd\xff\xff\xff\xff"], [b"\x91" * 2000], [msgpack.packb(7)],
         [msgpack.packb([3, "Hello"])], [msgpack.packb([True, "Hello"])],
         [packed("Hello") + b"\x00"], [packed("Welcome", 2)], [packed("Nonsense")],
-        [packed(["Hello"])], [packed("StepReached", 1)], [packed("StepReached", 1, 2, 3)],
-        [packed("StepReached", 1, 2), b"more"], [packed("StepReached", 1, -2)],
-        [packed("StepReached", 1, 1 << 63)], [packed("StepReached", 1, True)],
-        [packed("StepReached", 1, "2")], [packed("StepReached", 1, msgpack.ExtType(1, b""))],
+        [packed(["Hello"])], [packed("StepReached", 1)], [packed("StepReached", 1, 2, 3, 4)],
+        [packed("StepReached", 1, 2, 3), b"more"], [packed("StepReached", 1, -2, 3)],
+        [packed("StepReached", 1, 1 << 63, 3)], [packed("StepReached", 1, True, 3)],
+        [packed("StepReached", 1, "2", 3)], [packed("StepReached", 1, msgpack.ExtType(1, b""), 3)],
         [packed("StopRequested", 1, b"bytes")], [packed("StopRequested", 1, "x" * (1 << 17))],
         [packed("StopRequested", 1, "x" * (1 << 21))], [packed("GatherEntered", 1, "plan")],
     ],
@@ -215,4 +215,4 @@ def test_every_message_has_fields_that_travel():
         home = agent_messages if kind in of_agents else messages
         assert kind.__module__ == home.__name__
         assert {field.type for field in dataclasses.fields(kind)} <= FIELDS.keys()
-    assert StepReached.__slots__ == ("run", "step")
+    assert StepReached.__slots__ == ("run", "step", "waited_us")

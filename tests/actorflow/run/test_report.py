@@ -56,6 +56,15 @@ def screen(text, columns=200):
     return ["".join(row).rstrip() for row in rows]
 
 
+def test_a_line_of_metrics_has_what_is_told_of_ranks_beside_the_users_values(tmp_path):
+    run = Run(metrics_path=tmp_path / "metrics.jsonl")
+    run.reporter.start(1, 0, 1, "samples", lambda: {"waiting_by_rank": [0.4, 0.1], "loss": 7})
+    run.steps([1], 1.0)
+    run.reporter.finish()
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert (row["loss"], row["waiting_by_rank"]) == (2.0, [0.4, 0.1])
+
+
 def test_one_plain_line_for_each_interval_and_for_first_and_last():
     run = Run()
     run.reporter.start(1300, 0, 2048, "tokens")

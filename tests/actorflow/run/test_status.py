@@ -6,11 +6,21 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from error_texts import raises
 
-from actorflow.run.status import ActorStatus, Status, StatusError, StatusWriter, read_status
+from actorflow.distributed.rank_waits import RankWaits
+from actorflow.run.status import (
+    ActorStatus,
+    Listener,
+    RankStatus,
+    Status,
+    StatusError,
+    StatusWriter,
+    read_status,
+)
 from actors.machine.history import ActorStatistics, Statistics, StreamStatistics, Waits
 from compiler.contract.placement import HOST, Memory
 from compiler.contract.plan import Plan
@@ -74,6 +84,32 @@ def test_a_status_has_the_ranks_of_the_plan_and_the_epoch(tmp_path):
     run = Run(tmp_path)
     run.writer.start(run.statistics, 3)
     assert (run.read().ranks, run.read().epoch) == (PLAN.mesh.num_ranks, 3)
+
+
+def test_a_status_has_what_each_rank_waits_and_who_is_behind(tmp_path):
+    run, waits = Run(tmp_path), RankWaits(("0 (nodeA)", "1 (nodeB)"))
+    run.writer.start(run.statistics, waits=waits)
+    assert (run.read().by_rank, run.read().rank_behind) == ((), None)
+    waits.shares, waits.behind = (0.4, 0.01), 1
+    run.writer.finish("finished")
+    assert run.read().by_rank == (RankStatus("0 (nodeA)", 0.4), RankStatus("1 (nodeB)", 0.01))
+    assert run.read().rank_behind == 1
+    waits.hosts = ()
+    run.writer.finish("finished")
+    assert {one.host for one in run.read().by_rank} == {socket.gethostname()}
+
+
+def test_a_rank_that_is_behind_is_told_once(tmp_path):
+    said, waits = [], RankWaits()
+    waits.shares, notice = (0.4, 0.01), SimpleNamespace(notice=said.append, step=lambda *_: None)
+    stopper = SimpleNamespace(call=lambda *_: None)
+    listener = Listener(notice, None, None, 0, stopper)
+    listener.start(lambda: None, waits=waits)
+    for step, behind in enumerate([None, 1, 1, None, 1], 1):
+        waits.behind = behind
+        listener(step, {})
+    text = "rank 1 is behind: it waits 1% of the time for other ranks, and they 40%"
+    assert said == [text]
 
 
 def test_rates_and_shares_are_those_of_the_last_interval(run):
@@ -179,7 +215,7 @@ def test_any_cut_of_the_file_is_damage_and_never_another_exception(run):
     for length in range(len(whole) - 1):
         with pytest.raises(StatusError, match="damaged"):
             Status.from_json(whole[:length])
-    for text in (b"[]", b"3", b"null", b"\xff", b'{"format": 2}', b"[" * 100_000):
+    for text in (b"[]", b"3", b"null", b"\xff", b'{"format": 3}', b"[" * 100_000):
         with pytest.raises(StatusError, match="damaged"):
             Status.from_json(text)
 

@@ -278,6 +278,19 @@ def test_who_is_late_on_another_host_is_named_by_all(across, size):
     assert any(["rank 2 did not arrive within 1 s where rank" in text for text in said.values()])
 
 
+def test_a_rank_counts_how_long_it_waits_for_messages_of_another_host(across):
+    def do(communicator):
+        meet = bind(communicator)
+        communicator.ready()
+        # The other rank comes when the first one has looked for its messages in vain for long.
+        while communicator.rank and across.mail.ends[0].num_looks < 50:
+            pass
+        meet()
+        return communicator.waited_ns
+
+    assert across("ab", do)[0] > 0
+
+
 def test_an_abort_ends_who_waits_for_another_host(across):
     def do(communicator):
         meet = bind(communicator)

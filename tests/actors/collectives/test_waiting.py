@@ -80,6 +80,28 @@ def test_one_that_never_comes_is_named_by_all_who_wait(together):
         assert "rank 2 did not arrive within 4 s where rank 3 waits" in row[1]
 
 
+def test_a_rank_counts_how_long_it_waits_and_the_last_one_waits_for_nobody(together):
+    first, has_waited = [], threading.Event()
+
+    def do(communicator):
+        meet = bound(communicator)["model"]
+        communicator.ready()
+        if communicator.rank == 0:
+            first.append(communicator)
+            has_waited.set()
+        elif communicator.rank == 1:
+            assert has_waited.wait(timeout=60)
+            # Rank 0 has come and waits, and nothing but this rank can end that.
+            while not first[0].waited_ns:
+                pass
+        if communicator.rank < 2:
+            meet()
+        return communicator.waited_ns
+
+    waited_ns = together((2, 2), do)
+    assert waited_ns[0] > waited_ns[1] == 0
+
+
 def bound(communicator):
     """Return the launches of a sum along each axis."""
     launches = {}
