@@ -429,6 +429,7 @@ def start_agent(
 
 def _socket_of(context: zmq.Context[Any], keys: AgentKeys) -> zmq.Socket[bytes]:
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+    socket.ipv6 = "[" in keys.endpoint
     socket.curve_serverkey = keys.server_public
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     # At random, so that two processes which take themselves for one host are told apart.

@@ -140,6 +140,7 @@ class Coordinator:
         self._router = serving_router(
             self._context, own, handshake_ms=handshake_ms, most_bytes=most_bytes
         )
+        self._router.ipv6 = address.startswith("[")
         self.port: int = self._router.bind_to_random_port(f"tcp://{address}")
         self.endpoint = f"tcp://{address}:{self.port}"
         self._keys = tuple(

@@ -117,6 +117,7 @@ class AgentServer:
         # Kept, and disabled before it is closed: else the context's I/O thread stands still.
         self._monitor = self._router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self.address, port = listen
+        self._router.ipv6 = self.address.startswith("[")
         try:
             self._router.bind(f"tcp://{self.address}:{port or '*'}")
         except zmq.ZMQError as error:

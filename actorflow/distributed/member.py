@@ -222,6 +222,7 @@ def _unreachable(keys: RankKeys, text: str) -> PeerFailed:
 def _prepare(socket: zmq.Socket[bytes], keys: RankKeys) -> None:
     if keys.wait_s:  # after which what the other system did not take ends the connection
         socket.tcp_maxrt = int(keys.wait_s * 1000)
+    socket.ipv6 = "[" in keys.endpoint
     socket.curve_serverkey = keys.server_public
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     socket.routing_id = routing_id(keys.rank, keys.epoch)

@@ -281,7 +281,7 @@ def environment_of(environ: Mapping[str, str], keys: RankKeys, num_threads: int)
         "WORLD_SIZE": str(keys.num_ranks),
         "LOCAL_RANK": str(keys.local_rank),
         "LOCAL_WORLD_SIZE": str(keys.num_local),
-        "MASTER_ADDR": address,
+        "MASTER_ADDR": address.strip("[]"),
         "MASTER_PORT": port,
         "ACTORFLOW_THREADS": str(num_threads),
         "ACTORFLOW_EPOCH": str(keys.epoch),

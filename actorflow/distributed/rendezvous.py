@@ -8,6 +8,7 @@ by everybody on the machine, and a variable is inherited by whatever the script 
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import stat
@@ -104,38 +105,59 @@ def _said(num_hosts: int, environ: Mapping[str, str]) -> tuple[str, str]:
 def launcher_address(option: str | None, environ: Mapping[str, str]) -> tuple[str, int]:
     """Return the host and the port of the launcher, from HOST:PORT or from the environment.
 
-    Raises CompileError where nothing says them, or the port is none.
+    An IPv6 address has its brackets, as in an endpoint of zmq. Raises CompileError where nothing
+    says them, or the port is none.
     """
     said, text = "--coordinator", option or ""
     if option is None and environ.get("MASTER_ADDR"):
         said = "MASTER_ADDR:MASTER_PORT"
-        text = f"{environ['MASTER_ADDR']}:{environ.get('MASTER_PORT') or DEFAULT_PORT}"
+        address = environ["MASTER_ADDR"]
+        address = f"[{address}]" if _is_ipv6(address) else address
+        text = f"{address}:{environ.get('MASTER_PORT') or DEFAULT_PORT}"
     if not text:
         raise CompileError(
             "--hosts: nothing says where the launcher is; give --coordinator HOST:PORT with the"
             " address of host 0, or the variables MASTER_ADDR and MASTER_PORT"
         )
     host, colon, port = text.rpartition(":")
-    host, port = (host, port) if colon else (text, str(DEFAULT_PORT))
+    host, port = (host, port) if colon and not text.endswith("]") else (text, str(DEFAULT_PORT))
     is_port = port.isascii() and port.isdigit() and 0 < int(port) <= _LARGEST_PORT
-    if not host or ":" in host or not is_port:
+    is_host = _is_bracketed(host) or not {*"[:]"} & {*host}
+    if not host or not is_host or not is_port:
         raise CompileError(
-            f"{said}: expected HOST:PORT with a name or an IPv4 address, and a port from 1 to"
-            f" {_LARGEST_PORT}, came {text!r}"
+            f"{said}: expected HOST:PORT with a name, an IPv4 address or an IPv6 address in"
+            f" brackets, and a port from 1 to {_LARGEST_PORT}, came {text!r}"
         )
     return host, int(port)
+
+
+def _is_bracketed(host: str) -> bool:
+    """Whether a host is an IPv6 address in brackets."""
+    return host.startswith("[") and host.endswith("]") and _is_ipv6(host[1:-1])
+
+
+def _is_ipv6(address: str) -> bool:
+    try:
+        ipaddress.IPv6Address(address)
+    except ValueError:
+        return False
+    return True
 
 
 def listen_address(host: str) -> str:
     """Return the IPv4 address of a name of this host, on which the launcher is to listen.
 
+    An IPv6 address is returned as it is: of a name with both, hosts might choose different ones.
     Raises CompileError for a name without one, and for one that only this host can reach.
     """
+    if _is_bracketed(host):
+        return host
     try:
         found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:
         raise CompileError(
-            f"--coordinator: {host!r} has no IPv4 address: {error.strerror}; give that of host 0"
+            f"--coordinator: {host!r} has no IPv4 address: {error.strerror}; give that of host 0,"
+            " or its IPv6 address in brackets"
         ) from None
     address = str(found[0][4][0])
     # As Debian names a machine in /etc/hosts. Who says 127.* means all hosts to be this one.

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from contextlib import closing
 
 import pytest
@@ -59,6 +60,19 @@ def started(hosts, *arguments, **options):
     """Start two hosts, the launcher last; return both, host 0 first."""
     second = hosts(1, SCRIPT, *arguments, **options)
     return hosts(0, SCRIPT, *arguments, **options), second
+
+
+@pytest.mark.slow
+def test_hosts_meet_at_an_address_of_ipv6(hosts):
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as free:
+            port = free.getsockname()[1]
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    first, _ = started(hosts, options={"--coordinator": f"[::1]:{port}"})
+    code, out, _ = end_of(first)
+    assert code == 0
+    assert [line.split()[5] for line in out.splitlines()] == ["::1", "::1"]
 
 
 def test_ranks_of_two_hosts_meet_and_know_their_places(hosts, tells):

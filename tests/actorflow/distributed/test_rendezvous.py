@@ -56,6 +56,9 @@ def test_a_host_without_a_number_is_refused(option, environ):
         ("nodeA", {}, ("nodeA", 29_400)),
         (None, {"MASTER_ADDR": "nodeA", "MASTER_PORT": "5"}, ("nodeA", 5)),
         (None, {"MASTER_ADDR": "job-0.job"}, ("job-0.job", 29_400)),
+        ("[::1]:7", {}, ("[::1]", 7)),
+        ("[fd00::1]", {}, ("[fd00::1]", 29_400)),
+        (None, {"MASTER_ADDR": "fd00::1", "MASTER_PORT": "5"}, ("[fd00::1]", 5)),
     ],
 )
 def test_the_launcher_is_found(option, environ, address):
@@ -69,7 +72,9 @@ def test_the_launcher_is_found(option, environ, address):
         ("nodeA:0", {}),
         ("nodeA:65536", {}),
         (":29400", {}),
-        ("[::1]:29400", {}),
+        ("::1:29400", {}),
+        ("[::1", {}),
+        ("[nodeA]:29400", {}),
         (None, {"MASTER_ADDR": "nodeA", "MASTER_PORT": "x"}),
     ],
 )
@@ -81,6 +86,7 @@ def test_an_address_that_is_none_is_refused(option, environ):
 def test_the_launcher_listens_where_other_hosts_reach_it(monkeypatch):
     assert listen_address("127.0.0.2") == "127.0.0.2"
     assert listen_address("localhost") == "127.0.0.1"
+    assert listen_address("[fd00::1]") == "[fd00::1]"
     found = [(2, 1, 6, "", ("127.0.1.1", 0))]
     monkeypatch.setattr("socket.getaddrinfo", lambda *_: found)
     with raises(CompileError):
