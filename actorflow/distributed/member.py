@@ -288,6 +288,7 @@ class RankClient:
         rank: which one this is, from 0.
         num_ranks: how many there are.
         host: the name of its host, "" where all ranks run on one.
+        local_rank: its number among the ranks of its host.
         hosts: the names of all ranks' hosts, by rank; none where all run on one.
         epoch: how often the ranks of the job were started, this time counted.
     """
@@ -295,6 +296,7 @@ class RankClient:
     def __init__(self, keys: RankKeys) -> None:
         self.rank, self.num_ranks = keys.rank, keys.num_ranks
         self.host, self.epoch = keys.host, keys.epoch
+        self.local_rank = keys.local_rank
         self.hosts: tuple[str, ...] = ()
         self._wait_s = keys.wait_s
         self._pid = os.getpid()

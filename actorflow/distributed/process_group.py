@@ -88,6 +88,10 @@ class ProcessGroup:
         self.epoch = 1 if member is None else member.epoch
         """How often the ranks of the job were started, this time counted; 1 without a launcher."""
         self.member = member
+        self.host = "" if member is None else member.host
+        """The name of its host, "" where all ranks run on one."""
+        self.local_rank = rank if member is None else member.local_rank
+        """Its number among the ranks of its host, which have GPUs of their own each."""
         self._gather = gather
 
     @property
@@ -134,14 +138,13 @@ class ProcessGroup:
 
             toolchain = toolchain_of(settings)
             rank, mesh, gather = self.rank, plan.mesh, self.all_gather_object
-            host = "" if self.member is None else self.member.host
-            if not host:
+            if not self.host:
                 return SharedMemory(rank, mesh, gather, toolchain, deadline_s=wait_s)
             from actors.collectives.hierarchical import HierarchicalCommunicator
             from actors.collectives.mpi import connect  # and mpi4py, where a group crosses hosts
 
             return HierarchicalCommunicator(
-                rank, mesh, gather, toolchain, host=host, connect=connect, deadline_s=wait_s
+                rank, mesh, gather, toolchain, host=self.host, connect=connect, deadline_s=wait_s
             )
         if STAGE in plan.mesh.names and (settings.sync or settings.trace is not None):
             raise DeviceError(
@@ -153,7 +156,7 @@ class ProcessGroup:
 
         gpu: Any = next(opened for opened in devices if opened.device == device)
         return NcclCommunicator(
-            self.rank, plan.mesh, self.all_gather_object, gpu, deadline_s=wait_s
+            self.rank, plan.mesh, self.all_gather_object, gpu, host=self.host, deadline_s=wait_s
         )
 
 

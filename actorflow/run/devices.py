@@ -26,10 +26,12 @@ from compiler.contract.placement import Device, DeviceKind
 from compiler.contract.plan import Plan
 
 
-def open_devices(plan: Plan, settings: Settings, rank: int = 0) -> tuple[OpenDevice, ...]:
+def open_devices(
+    plan: Plan, settings: Settings, rank: int = 0, local_rank: int = 0
+) -> tuple[OpenDevice, ...]:
     """Return the host, and every other device that a plan names.
 
-    Each rank has GPUs of its own: the first ones of rank 0 are followed by those of rank 1. Those
+    Each rank of a host has GPUs of its own: the first ones are of that with `local_rank` 0. Those
     that the host acts, simulated and emulated ones, share one schedule. With the log level
     DEBUG the host makes launches one by one. Raises DeviceError where a device cannot be opened.
     """
@@ -46,7 +48,7 @@ def open_devices(plan: Plan, settings: Settings, rank: int = 0) -> tuple[OpenDev
         return host, *simulated
     from actorflow.run.open_gpus import open_gpus  # and all that speaks to CUDA, for who has it
 
-    return host, *simulated, *open_gpus(plan, gpus, settings, schedule, rank)
+    return host, *simulated, *open_gpus(plan, gpus, settings, schedule, local_rank)
 
 
 def with_poison(plan: Plan, settings: Settings) -> Plan:

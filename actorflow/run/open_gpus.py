@@ -27,29 +27,33 @@ from memory.report import format_bytes
 
 
 def open_gpus(
-    plan: Plan, indices: Sequence[int], settings: Settings, schedule: LateSchedule, rank: int = 0
+    plan: Plan,
+    indices: Sequence[int],
+    settings: Settings,
+    schedule: LateSchedule,
+    local_rank: int = 0,
 ) -> list[CudaDevice]:
     """Return a plan's CUDA devices by their numbers, with kernels of the GPU that it is for.
 
     All ranks may have one plan, whose cuda:0 is another GPU on each: as many as a plan names, up to
-    the highest number, are for rank 0, and so on. Where the settings say so the host acts them,
-    late as the schedule is. Raises DeviceError where one cannot be opened or is of another kind
-    than the plan is for, OutOfMemory for one too small.
+    the highest number, are for the first rank of a host, and so on. Where the settings say so the
+    host acts them, late as the schedule is. Raises DeviceError where one cannot be opened or is of
+    another kind than the plan is for, OutOfMemory for one too small.
     """
     gpu, is_deterministic = gpu_of(plan), bool(plan.option("deterministic", False))
     kernels: dict[str, CudaKernel] = {**catalogue.kernels_by_name(gpu)}
-    first = rank * (max(indices) + 1)
+    first = local_rank * (max(indices) + 1)
     numbers = [first + index for index in indices]
     if settings.emulated_gpus:
         kernels |= CUDA_POISON_KERNELS
     try:
         drivers = _drivers(plan, numbers, settings, schedule)
     except DeviceError as error:
-        if not rank:
+        if not local_rank:
             raise
         raise DeviceError(
-            f"rank {rank} needs GPUs of its own, and its {Device(DeviceKind.CUDA, indices[0])} is"
-            f" number {numbers[0]} of those here: {error}"
+            f"rank {local_rank} of its host needs GPUs of its own, and its"
+            f" {Device(DeviceKind.CUDA, indices[0])} is number {numbers[0]} of those here: {error}"
         ) from error
     if settings.gpu or not settings.emulated_gpus:
         for index, driver in zip(indices, drivers, strict=True):

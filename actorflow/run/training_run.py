@@ -192,7 +192,7 @@ class Run:
         self._ports = RunPorts(plan, run_spec, context, values, distributed, self._ask_now)
         self._trace = None if settings.trace is None else TraceFile(settings.trace, group.rank)
         try:
-            devices = open_devices(plan, settings, group.rank)
+            devices = open_devices(plan, settings, group.rank, group.local_rank)
             self._ranks.communicator = group.communicator(plan, settings, devices)
             self._ranks.count_waits()
             self.bound = load(

@@ -1,4 +1,4 @@
-"""The transport between GPUs of one host, one a rank: collectives are calls of NCCL on streams.
+"""The transport between GPUs, one a rank: collectives are calls of NCCL on streams.
 
 A launch is bound before its ranks have met. In `ready` they compare what they will do, as ranks in
 shared memory do, and make a communicator for each lane, in one order; from then on it is known what
@@ -114,6 +114,7 @@ class NcclCommunicator:
         mesh: All ranks.
         gather: How ranks compare their collectives, and tell the ids of communicators.
         device: The GPU of this rank, which no other has.
+        host: The name of this rank's host; "" where all ranks must be on it.
         deadline_s: How long `ready` waits for the others before it raises.
         look_s: How often the library is asked whether a call has failed.
 
@@ -131,10 +132,12 @@ class NcclCommunicator:
         gather: AllGatherObject,
         device: CollectiveDevice,
         *,
+        host: str = "",
         deadline_s: float = 300.0,
         look_s: float = 1.0,
     ) -> None:
         self.rank, self.mesh, self._gather = rank, mesh, gather
+        self._host = host
         self._device, self._deadline_s, self._look_s = device, deadline_s, look_s
         self._bound: dict[tuple[str, int], _BoundCollective] = {}
         self._communicators: list[int] = []
@@ -189,11 +192,14 @@ class NcclCommunicator:
             CollectiveDescriptor(b.lane, b.place, offered(b.collective, self._place(b.lane)), ())
             for b in self._bound.values()
         ]
-        own = RankDescriptor(this_host(), os.getpid(), (), str(self.mesh), tuple(rows))
+        own = RankDescriptor(
+            self._host or this_host(), os.getpid(), (), str(self.mesh), tuple(rows)
+        )
         answers = self._gather("agree on collectives", own.row())
         offers = [RankDescriptor.of(value, rank) for rank, value in enumerate(answers)]
         # All ranks check the same offers, so all raise, or none does.
-        check_hosts(offers)
+        if not self._host:
+            check_hosts(offers)
         check_meshes(offers)
         check_collectives(offers, self.mesh.groups())
         lanes = own.lanes

@@ -213,7 +213,7 @@ def test_fewer_gpus_than_ranks_are_an_error_that_names_the_rank(tmp_path):
     with launcher(tmp_path) as start:
         status, _, err = end_of(start(SCRIPT, "2", **on_cuda("emulated:1")))
     assert status == 1
-    assert "rank 1 needs GPUs of its own, and its cuda:0 is number 1 of those here: there is" in err
+    assert "rank 1 of its host needs GPUs of its own, and its cuda:0 is number 1 of those" in err
 
 
 def test_launched_stages_train(tmp_path):

@@ -55,14 +55,15 @@ class Rank:
 def together(native_toolchain):
     """Return what runs `do(rank)` on all ranks of a mesh at once, each with its GPU."""
 
-    def run(count, do, gpus=None, kinds=None, **options):
+    def run(count, do, gpus=None, kinds=None, hosts=None, **options):
         mesh, threads = Mesh(("data",), (count,)), RankThreads(count)
 
         def one(number):
             gpu = None if gpus is None else gpus[number]
             kind = CudaDevice if kinds is None else kinds[number]
             gather = threads.gather(number)
-            rank = Rank(number, mesh, gather, native_toolchain, gpu, kind, **options)
+            own = options if hosts is None else {"host": hosts[number], **options}
+            rank = Rank(number, mesh, gather, native_toolchain, gpu, kind, **own)
             try:
                 return do(rank)
             finally:
@@ -98,6 +99,21 @@ def test_an_all_reduce_leaves_the_sum_on_every_rank(together, ranks):
         for rank in range(ranks):
             wanted = reduced(dtype, terms, by)
             assert same_bits(dtype, found[rank][order], wanted), (dtype, by, size, rank)
+
+
+def test_ranks_on_several_hosts_meet_by_ids_that_their_gathers_bring(together):
+    def do(rank):
+        view, block = rank.placed(DType.FLOAT32, np.full(5, rank.rank + 1, np.float32))
+        asked = call("all_reduce", view.type, view.type, 0, num_ranks=3, by="sum")
+        chain = rank.bound(asked, (view,), (view,))
+        rank.communicator.ready()
+        chain()
+        rank.device.synchronize()
+        summed = rank.device.read(view).tolist()
+        del block
+        return summed
+
+    assert together(3, do, hosts=("nodeA", "nodeA", "nodeB")) == [[6.0] * 5] * 3
 
 
 def run_moves(together, ranks, op, dtype, whole_of, attrs_of):
