@@ -58,7 +58,7 @@ from actorflow.distributed.rank_process import (
 )
 from actorflow.distributed.signal_notes import SignalNotes, empty
 from actorflow.environment.host import kernel_host
-from actorflow.environment.settings import SettingsError, __version__, logger
+from actorflow.environment.settings import Settings, SettingsError, __version__, logger
 from compiler.contract.codec import DecodeError
 
 
@@ -95,8 +95,10 @@ class Agent:
             script = hashlib.sha256(Path(self._command[0]).read_bytes()).hexdigest()
         num_cores = len(os.sched_getaffinity(0))
         versions = __version__, platform.python_version()
+        log_dir = Settings.from_env(self._environ).log_dir
+        logs = "" if log_dir is None else str(log_dir.absolute())
         kernels = astuple(kernel_host(self._environ))
-        return AgentHello(sockets.gethostname(), *versions, script, num_cores, *kernels)
+        return AgentHello(sockets.gethostname(), *versions, script, num_cores, logs, *kernels)
 
     def take(self, message: ToAgent, now_s: float) -> None:
         """Do what the launcher says; what follows from it comes out of the next `turn`."""

@@ -30,7 +30,8 @@ class AgentHello:
 
     `hostname` names its host in texts. `version` is that of actorflow, `python` that of Python,
     `script` the SHA-256 of the script's file, in hexadecimal digits. `num_cores` is what the ranks
-    of the host may use. The rest decides the bits of kernels: see `KernelHost`.
+    of the host may use. `log_dir` is the folder there for what ranks above 0 print, "" for none.
+    The rest decides the bits of kernels: see `KernelHost`.
     """
 
     hostname: Words
@@ -38,6 +39,7 @@ class AgentHello:
     python: Words
     script: Words
     num_cores: Number
+    log_dir: Words = ""
     processor: Words = ""
     instructions: Words = ""
     compiler: Words = ""

@@ -206,6 +206,7 @@ class Launcher:
         self._coordinator, self._agents = coordinator, agents
         self.notes, self._clock = notes, clock
         self._names = agents.names
+        self._log_dirs = [agents.hellos[host].log_dir for host in range(agents.num_hosts)]
         self._counts = ranks_per_host(asked.num_ranks, agents.num_hosts)
         places = [host for host, count in enumerate(self._counts) for _ in range(count)]
         self._ranks = [_RankState(rank, host) for rank, host in enumerate(places)]
@@ -426,8 +427,21 @@ class Launcher:
             head += f" in {failure.op}" if failure.op else ""
             head += f" ({failure.line})" if failure.line else ""
             head += f":\n{failure.shown.rstrip()}"
+        if logs := self._logs():
+            head += f"\nwhat ranks above 0 printed is in {logs}"
         _report(head)
         return by_itself
+
+    def _logs(self) -> str:
+        """Return the files with what ranks printed, by host; "" where there are none."""
+        by_host = list[str]()
+        for host, folder in enumerate(self._log_dirs):
+            ranks = [rank for rank in self._ranks if rank.host == host and rank.rank > 0]
+            if folder and ranks:
+                files = f"{folder}/rank-{ranks[0].rank}.log"
+                files += f" to rank-{ranks[-1].rank}.log" if len(ranks) > 1 else ""
+                by_host.append(files + self._on_host(ranks[0]))
+        return ", ".join(by_host)
 
     def _late_verdict(self) -> int:
         """Return the exit status where all scripts ended well, or were stopped."""

@@ -28,11 +28,12 @@ CORES = (8, 5)
 class FakeAgents(HostAgents):
     """Two hosts that say what a test says, and note what they are told."""
 
-    def __init__(self):
+    def __init__(self, log_dir=""):
         super().__init__(zmq.Poller(), None)
         self.num_hosts = len(CORES)
         self.hellos = {
-            host: AgentHello(f"node{host}", "", "", "", cores) for host, cores in enumerate(CORES)
+            host: AgentHello(f"node{host}", "", "", "", cores, log_dir and f"{log_dir}{host}")
+            for host, cores in enumerate(CORES)
         }
         self.told, self.news = [], []
 
@@ -144,3 +145,27 @@ def test_signals_to_several_hosts_are_one_wish_and_a_second_one_of_a_host_ends_a
     assert job.says(0, SignalReceived(signal.SIGTERM), 9.0) == []
     assert job.says(1, SignalReceived(signal.SIGTERM), 2.9) == []
     assert job.says(1, SignalReceived(signal.SIGTERM), 9.0) == [*ENDING, *both]
+
+
+def test_a_failure_is_followed_by_the_files_of_each_host_with_what_its_ranks_printed(capsys):
+    agents, notes = FakeAgents("/logs"), SignalNotes(lambda: 0.0)
+    coordinator = Coordinator(3, 600.0, places=places_on(agents.names, 3))
+    asked = RankLaunch(("x",), 3, 600.0, 10.0)
+    launcher = Launcher(asked, {}, coordinator, agents, notes, clock=lambda: 0.0)
+    agents.news = [
+        (1, RankExited(1, 2, 3, 0, False, "the last words")),
+        (1, AgentLost("was lost: its agent has ended")),
+        (0, RankExited(1, 0, 1, 0, True, "")),
+        (0, RankExited(1, 1, 1, 0, True, "")),
+    ]
+    with notes.woken():
+        end = launcher.run()
+    assert end.status == 3
+    assert capsys.readouterr().err.splitlines() == [
+        "--- what rank 2 printed last:",
+        "the last words",
+        "---",
+        "actorflow launch: rank 2 on host 1 (node1) ended with exit status 3",
+        "what ranks above 0 printed is in /logs0/rank-1.log on host 0 (node0), /logs1/rank-2.log"
+        " on host 1 (node1)",
+    ]

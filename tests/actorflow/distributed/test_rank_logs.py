@@ -37,6 +37,8 @@ def test_each_rank_above_0_writes_a_file_of_its_own(tmp_path):
         assert "to stderr" in lines
     assert "--- what rank 2 printed last:" in err
     assert "line 99 of rank 2" in err
+    logs = f"{folder}/rank-1.log to rank-2.log"
+    assert err.splitlines()[-1] == f"what ranks above 0 printed is in {logs}"
 
 
 def test_a_folder_that_cannot_be_made_is_the_error_of_the_launch(tmp_path):
