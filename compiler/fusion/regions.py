@@ -41,7 +41,7 @@ from compiler.ops.language.program_ops import FUSED, REGION, program_of, region_
 from compiler.ops.primitives.matmul import MATMUL
 from compiler.ops.primitives.reduce import SUM
 from compiler.ops.primitives.shape import RESHAPE, TRANSPOSE, reshape_to, swap_last_axes
-from compiler.sbp.collective_schedule import first_buckets_after, last_buckets_before
+from compiler.sbp.collective_schedule import first_buckets_after, last_buckets_before, sorted_by
 from compiler.storage.order import needed_per_step, place_views, sort_launches
 
 # Make a region of its nodes: steps, programs, operands.
@@ -488,10 +488,18 @@ def _placed(
         for index, other in enumerate(graph.nodes)
         for new in (inserts.get(index, ()) if other.outputs in removed else (other,))
     ]
-    loose = replace(graph, nodes=tuple(nodes))
+    # The region may read what stands between its first node and its last: facts about a graph, as
+    # `sort_launches` asks for, need its nodes in topological order.
+    makers = {value: index for index, other in enumerate(nodes) for value in other.outputs}
+    # Without a maker are results of a first region's nodes that a second one runs again.
+    edges = [(makers[v], n) for n, other in enumerate(nodes) for v in other.inputs if v in makers]
+    by_values = sorted_by([(float(index),) for index in range(len(nodes))], edges)
+    if by_values is None:  # something would have to run both before the region and after it
+        return None
+    loose = replace(graph, nodes=tuple([nodes[index] for index in by_values]))
     try:
         order = sort_launches(loose)
-    except InternalError:  # something would have to run both before the region and after it
+    except InternalError:  # the same, by other edges than those of values
         return None
     return replace(loose, nodes=place_views(loose, order))
 

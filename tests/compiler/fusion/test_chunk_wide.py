@@ -15,6 +15,7 @@ from compiler.ops.families.loss import CROSS_ENTROPY_ROWS
 from compiler.ops.primitives.matmul import MATMUL
 from compiler.ops.primitives.reduce import MEAN, SUM
 from compiler.ops.primitives.shape import reshape_to, swap_last_axes
+from compiler.ops.primitives.transfer import ALL_REDUCE
 from compiler.pipeline.rewrites import check
 
 ROWS, WIDTH, COLUMNS = 12, 3, 20
@@ -100,6 +101,18 @@ def test_a_value_that_something_else_needs_has_to_exist(make, evaluate):
         else:
             results["read"] = wide
         assert not [r for r in chunked(net, results, evaluate) if r.columns == COLUMNS]
+
+
+def test_a_region_that_reads_what_is_made_after_its_first_node_may_be_that_of_a_rank():
+    net, results = Net(), {}
+    loss(net, results)
+    turn = {"num_ranks": 2, "group": "data", "bucket": 0, "order": 0, "by": "sum"}
+    net.b.outputs = [
+        Output("dw", results["dw"]),
+        Output("dx", net.b.emit_one(ALL_REDUCE, results["dx"], **turn)),
+    ]
+    after = check(regions.run(fuse.run(net.b.freeze()), WideFrom(0, 5)), "chunk_wide")
+    assert [node.op.name for node in after.nodes].count("region") == 1
 
 
 def test_small_values_stay(evaluate):
