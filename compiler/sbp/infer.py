@@ -6,13 +6,23 @@ cheaper. Then single nodes change their minds as long as that is cheaper, seen w
 them. The cheapest choice without look-ahead is among those that are compared, so that none is
 dearer than greedy.
 
+Where an axis crosses hosts, the search also begins from the choice for one host. Messages between
+hosts are so long that a beam drops, one node after the other, all that gathers a value for several
+readers at once.
+
+Another search is in even parts, where the first one splits into parts of unequal sizes what the
+job does not. Each size of a part makes another class of ranks, with a plan of its own to compile,
+and kernels that are chosen by rule and not by measurements (`actorflow.distributed.agreed_plan`).
+Along an axis of 50 ranks, matrices of several extents make five classes of one. The even choice
+counts unless it is slower by more than `_EVEN_SHARE`.
+
 The choice is the same on every rank: it follows from the graph, the mesh and stated numbers alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from compiler.contract.attrs import Attrs
 from compiler.contract.errors import CompileError
@@ -325,6 +335,9 @@ to the end."""
 
 _ROUNDS = 4
 
+_EVEN_SHARE = 0.02
+"""By how much of its time a step may be slower for parts of equal sizes."""
+
 
 def choose(
     graph: Graph, earlier: Sequence[tuple[int, SbpChoice]], axis: MeshAxis, fixed: Fixed
@@ -348,13 +361,67 @@ def choose(
         for value, type_ in enumerate(graph.types)
     ]
     problem = SbpSearchProblem(graph, types, axis, fixed, earlier, bundled=bucketable_values(graph))
-    enumerate_candidates(problem)
-    search = _LayoutSearch(problem)
-    beam = max(BEAM, _MOST_STATES // len(graph.nodes))
-    # A beam of 1 is the greedy choice: a wider beam may have dropped what comes out cheapest.
-    ways = min([search.searched(width) for width in (beam, 1)])[1]
-    search.improve(ways)
-    time, words = search.total(ways), search.words(ways)
+    problems = [problem]
+    if axis.wire.per_host < axis.parts:
+        near = replace(axis, wire=AxisLinks.alike(axis.wire.inside))
+        problems.append(
+            SbpSearchProblem(graph, types, near, fixed, earlier, bundled=problem.bundled)
+        )
+    for one in problems:
+        enumerate_candidates(one)
+    choice, rests = _searched(problems), _given_rests(problem)
+    if any([_is_uneven(problem, rests, *pair) for pair in enumerate(choice.words)]):
+        for one in problems:
+            _keep_even(one, rests)
+        even = _searched(problems)
+        choice = even if even.time_ns <= choice.time_ns * (1 + _EVEN_SHARE) else choice
+    return choice
+
+
+def _given_rests(problem: SbpSearchProblem) -> frozenset[int]:
+    """Return n mod p of all extents n that the job splits into p parts, and 0.
+
+    That many parts are longer by one. Of extents with one remainder these are the same ranks.
+    """
+    splits = [(value, word) for value, word in problem.fixed.items() if isinstance(word, Split)]
+    extents = [problem.types[value].shape[word.axis] for value, word in splits]
+    return frozenset([0, *[extent % problem.axis.parts for extent in extents]])
+
+
+def _is_uneven(problem: SbpSearchProblem, rests: frozenset[int], value: int, word: Sbp) -> bool:
+    """Whether a word cuts a value into parts of unequal sizes, where no given value is cut so."""
+    if not isinstance(word, Split):
+        return False
+    return problem.types[value].shape[word.axis] % problem.axis.parts not in rests
+
+
+def _keep_even(problem: SbpSearchProblem, rests: frozenset[int]) -> None:
+    """Drop the ways of nodes with uneven parts, where a node has others."""
+    for index, node in enumerate(problem.graph.nodes):
+        values, kept = (*node.inputs, *node.outputs), list[int]()
+        for number, way in enumerate(problem.candidates[index]):
+            words = (*way.signature.inputs, *way.signature.outputs)
+            pairs = zip(values, words, strict=True)
+            if not any([_is_uneven(problem, rests, *pair) for pair in pairs]):
+                kept.append(number)
+        if kept:
+            problem.candidates[index] = tuple([problem.candidates[index][n] for n in kept])
+            problem.own_ns[index] = tuple([problem.own_ns[index][n] for n in kept])
+
+
+def _searched(problems: Sequence[SbpSearchProblem]) -> SbpChoice:
+    """Return the best choice for the first problem, from the best ones for each of them."""
+    problem, beam = problems[0], max(BEAM, _MOST_STATES // len(problems[0].graph.nodes))
+    searches, found = [_LayoutSearch(one) for one in problems], list[tuple[float, list[int]]]()
+    for one in searches:
+        # A beam of 1 is the greedy choice: a wider beam may have dropped what comes out cheapest.
+        ways = min([one.searched(width) for width in (beam, 1)])[1]
+        one.improve(ways)
+        if one is not searches[0]:
+            searches[0].improve(ways)
+        found.append((searches[0].total(ways), ways))
+    time, ways = min(found)
+    words = searches[0].words(ways)
     return SbpChoice(words, tuple([problem.candidates[i][way] for i, way in enumerate(ways)]), time)
 
 
