@@ -187,7 +187,14 @@ def run(options: argparse.Namespace) -> int:
         # A rank per host: what is tried belongs to hosts, and all ranks of one would say the same.
         is_set = "ACTORFLOW_RANK_SECONDS" in environ
         wait_s = settings.rank_seconds if is_set else check.MOST_S
-        asked = RankLaunch(command, options.hosts, wait_s, 0.0, are_hosts_mixed=options.mixed_hosts)
+        asked = RankLaunch(
+            command,
+            options.hosts,
+            wait_s,
+            0.0,
+            are_hosts_mixed=options.mixed_hosts,
+            needs_link=False,
+        )
     if options.ray is not None:
         from actorflow.distributed.ray_hosts import launch_by_ray
 

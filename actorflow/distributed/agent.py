@@ -41,6 +41,8 @@ from actorflow.distributed.agent_messages import (
     FromAgent,
     JobEnded,
     LauncherAlive,
+    LinkProbed,
+    ProbeLink,
     RankExited,
     RankStopped,
     RankUnstarted,
@@ -49,6 +51,7 @@ from actorflow.distributed.agent_messages import (
     StartRanks,
     ToAgent,
 )
+from actorflow.distributed.link_probe import probe_link
 from actorflow.distributed.messages import RankKeys, decode, encode, write_keys_fd
 from actorflow.distributed.rank_process import (
     RankProcess,
@@ -104,6 +107,10 @@ class Agent:
         """Do what the launcher says; what follows from it comes out of the next `turn`."""
         if isinstance(message, StartRanks):
             self._start(message)
+        elif isinstance(message, ProbeLink):
+            figures = probe_link(0, (message.address, message.port), message.nonce)
+            seen = int(figures.round_trip_us * 1e3), int(figures.mb_per_s * 1e6)
+            self._news.append(LinkProbed(*seen, figures.problem))
         elif isinstance(message, SignalRanks) and message.epoch == self._epoch:
             for rank in self._ranks:
                 rank.send(message.signal)
@@ -155,7 +162,7 @@ class Agent:
         for number, packed in enumerate(message.keys):
             keys = RankKeys.from_bytes(packed)
             cores = None if parts is None else parts[number]
-            environ = environment_of(self._environ, keys, message.num_threads)
+            environ = environment_of(self._environ, keys, message.num_threads, message.link)
             try:
                 rank = self._start_process(keys, self._command, environ, cores)
             except (OSError, SettingsError) as error:

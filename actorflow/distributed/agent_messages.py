@@ -94,7 +94,18 @@ class SignalReceived:
     signal: Number
 
 
-FromAgent = AgentHello | AgentAlive | RankUnstarted | RankExited | RankStopped | SignalReceived
+@dataclass(frozen=True, slots=True)
+class LinkProbed:
+    """What an agent saw of its link to the launcher; `problem` is why it saw nothing, or ""."""
+
+    round_trip_ns: Number
+    bytes_per_s: Number
+    problem: Words
+
+
+FromAgent = (
+    AgentHello | AgentAlive | RankUnstarted | RankExited | RankStopped | SignalReceived | LinkProbed
+)
 """What an agent says."""
 
 
@@ -111,11 +122,24 @@ class AgentRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeLink:
+    """Measure the link to a listener of the launcher (`actorflow.distributed.link_probe`)."""
+
+    address: Words
+    port: Number
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class StartRanks:
-    """Start ranks of an epoch, each with so many threads. `keys` are packed `RankKeys`."""
+    """Start ranks of an epoch, each with so many threads. `keys` are packed `RankKeys`.
+
+    `link` is what ranks know of the link between hosts, as ACTORFLOW_LINK; "" for nothing.
+    """
 
     epoch: Number
     num_threads: Number
+    link: Words
     keys: tuple[bytes, ...]
 
 
@@ -150,7 +174,14 @@ class JobEnded:
 
 
 ToAgent = (
-    AgentWelcome | AgentRefused | StartRanks | SignalRanks | EndRanks | LauncherAlive | JobEnded
+    AgentWelcome
+    | AgentRefused
+    | ProbeLink
+    | StartRanks
+    | SignalRanks
+    | EndRanks
+    | LauncherAlive
+    | JobEnded
 )
 """What the launcher says."""
 

@@ -9,6 +9,7 @@ was closed, is lost: `AgentLost` stands in its place, once. How silence is measu
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,8 @@ from actorflow.distributed.agent_messages import (
     HostLimits,
     JobEnded,
     LauncherAlive,
+    LinkProbed,
+    ProbeLink,
     SignalReceived,
     ToAgent,
     agent_keys,
@@ -41,6 +44,7 @@ from actorflow.distributed.coordinator import (
     number_of,
     serving_router,
 )
+from actorflow.distributed.link_probe import MOST_PROBED, PROBE_S, LinkFigures, LinkListener
 from actorflow.distributed.messages import decode, encode
 from actorflow.distributed.signal_notes import SignalNotes, empty
 from actorflow.environment.settings import is_worth_a_line, logger
@@ -251,6 +255,7 @@ class HostAgents:
         address: where the coordinator of the ranks is to listen.
         num_hosts: how many hosts there are.
         hellos: what each host said of itself, once `gather` has returned.
+        link: what ranks are told of the link between hosts; None until that is known.
 
     Args:
         poller: see there; that of `local`, too.
@@ -274,6 +279,8 @@ class HostAgents:
         self.address = LOOPBACK if server is None else server.address
         self.num_hosts = 1 if server is None else server.num_hosts
         self.hellos: dict[int, AgentHello] = {}
+        self.link: str | None = None
+        self._probed: dict[int, LinkFigures] = {}
         if local is not None:
             self.hellos[0] = local.hello()
         for socket in () if server is None else server.sockets:
@@ -313,6 +320,29 @@ class HostAgents:
             mend = "kernels, and so bits, depend on it: give --mixed-hosts to run all the same"
             self._refuse(f"{text}; {mend}", clock())
         return True
+
+    def probe_links(
+        self,
+        notes: SignalNotes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> list[LinkFigures]:
+        """Let some hosts measure their links to this one; return what they saw in `PROBE_S`.
+
+        One after the other, so that each has this host's link for itself.
+        """
+        others = [index for index in sorted(self.hellos) if index or self._local is None]
+        chosen = others[:: max(1, -(-len(others) // MOST_PROBED))]
+        nonce, until_s = os.urandom(32), clock() + PROBE_S
+        self._probed = {}
+        listener = LinkListener(self.address, nonce)
+        try:
+            for index in chosen:
+                self.tell(index, ProbeLink(self.address, listener.port, nonce), clock())
+                while index in self.hellos and index not in self._probed and clock() < until_s:
+                    self.idle(max(0.0, min(ALIVE_S, until_s - clock())), notes, clock)
+        finally:
+            listener.close()
+        return list(self._probed.values())
 
     def idle(
         self,
@@ -375,6 +405,9 @@ class HostAgents:
                 self.hellos[index] = one
             elif isinstance(one, AgentLost):  # it may be started again
                 self.hellos.pop(index, None)
+            elif isinstance(one, LinkProbed):
+                seen = one.round_trip_ns / 1e3, one.bytes_per_s / 1e6
+                self._probed[index] = LinkFigures(index, *seen, problem=one.problem)
             news.append((index, one))
         return news
 

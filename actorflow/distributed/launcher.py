@@ -33,6 +33,7 @@ from actorflow.distributed.agent_messages import (
 )
 from actorflow.distributed.coordinator import Coordinator, places_on, ranks_per_host
 from actorflow.distributed.hosts import AgentLost, HostAgents, News
+from actorflow.distributed.link_probe import KeptLink, stated_link
 from actorflow.distributed.rank_failure import FailureKind, listed
 from actorflow.distributed.restart import (
     BY_SIGNAL,
@@ -44,7 +45,7 @@ from actorflow.distributed.restart import (
     supervise,
 )
 from actorflow.distributed.signal_notes import SignalNotes, empty
-from actorflow.environment.settings import logger
+from actorflow.environment.settings import Settings, logger
 from compiler.contract.errors import ActorflowError
 
 AGAIN_S = 2.0
@@ -67,6 +68,7 @@ class RankLaunch:
         restarts: how often all ranks are started again after a failure, within
             `restart_window_s`; 0 for never.
         are_hosts_mixed: whether hosts may differ in what decides the bits of kernels.
+        needs_link: whether the link between hosts is measured where it is not stated.
     """
 
     command: Sequence[str]
@@ -76,6 +78,7 @@ class RankLaunch:
     restarts: int = 0
     restart_window_s: float = WINDOW_S
     are_hosts_mixed: bool = False
+    needs_link: bool = True
 
 
 def launch(asked: RankLaunch, environ: Mapping[str, str], agents: HostAgents | None = None) -> int:
@@ -138,11 +141,36 @@ class Epochs:
         # Those of hosts that stayed are there; a host that was lost may come again.
         if not agents.gather(self.notes, are_mixed=asked.are_hosts_mixed):
             return EpochEnd(BY_SIGNAL + (self.notes.first or 0), is_stopped=True)
+        if agents.link is None:  # once: a restart is to have the plans, and the bits, of the start
+            agents.link = self._link()
+            return self.run(epoch)  # a host may have been lost meanwhile
         places = places_on(agents.names, asked.num_ranks)
         coordinator = Coordinator(
             asked.num_ranks, asked.wait_s, epoch=epoch, address=agents.address, places=places
         )
         return Launcher(asked, self.environ, coordinator, agents, self.notes).run()
+
+    def _link(self) -> str:
+        """Return the link between hosts that ranks are told: stated, kept or measured; or ""."""
+        asked, settings = self.asked, Settings.from_env(self.environ)
+        stated = self.environ.get("ACTORFLOW_LINK", "").strip()
+        if stated or self.agents.num_hosts == 1 or not asked.needs_link:
+            return stated
+        kept = KeptLink.of_job(settings.cache, asked.command[0], self.agents.num_hosts)
+        if link := kept.read():
+            _report(f"the link between hosts is {link}, as measured before ({kept.path})")
+            return link
+        figures = self.agents.probe_links(self.notes)
+        if not (link := stated_link(figures)):
+            why = next((f": {one.problem}" for one in figures), "")
+            _report(
+                f"the link between hosts was not measured{why}; it is taken for {settings.link}"
+            )
+            return ""
+        kept.write(link)
+        where = f"; kept in {kept.path}" if kept.path is not None else ""
+        _report(f"the link between hosts was measured: ACTORFLOW_LINK={link} (GB/s:us){where}")
+        return link
 
     def wait(self, seconds: float) -> int | None:
         """Wait, and answer agents; return the signal that came meanwhile or before, or None."""
@@ -267,7 +295,9 @@ class Launcher:
         for host in range(self._agents.num_hosts):
             keys = [self._coordinator.keys(rank.rank) for rank in self._ranks if rank.host == host]
             packed = tuple([one.to_bytes() for one in keys])
-            self._agents.tell(host, StartRanks(epoch, threads, packed), now_s)
+            self._agents.tell(
+                host, StartRanks(epoch, threads, self._agents.link or "", packed), now_s
+            )
 
     def _num_threads(self) -> int:
         """Return the threads of a rank, the same for all: kernels, and so bits, depend on them."""

@@ -9,14 +9,20 @@ bytes without a meaning: there is nothing to read, and nothing of it is trusted.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+import math
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+
+from actorflow.environment.settings import Settings, SettingsError, logger
+from compiler.contract.files import read_regular, replace_regular
 
 CONNECT_S = 2.0
 """How long one connection, or one answer, may take."""
@@ -62,6 +68,67 @@ def pairs_of_rounds(num_hosts: int, most_rounds: int) -> list[list[tuple[int, in
         rounds.append([(min(pair), max(pair)) for pair in pairs])
         places.insert(1, places.pop())
     return rounds
+
+
+MOST_PROBED = 8
+"""Hosts that measure their link before a job, at most."""
+PROBE_S = 2.0
+"""How long all of them may take."""
+
+
+def stated_link(figures: Sequence[LinkFigures]) -> str:
+    """Return the link of hosts as ACTORFLOW_LINK states it; "" where none was measured.
+
+    The slowest counts, as a collective takes as long as its slowest host. Both numbers are rounded
+    to powers of the square root of 2, coarser than what they differ by from start to start: plans,
+    and with them bits, depend on them.
+    """
+    measured = [one for one in figures if not one.problem]
+    if not measured:
+        return ""
+    rate = min([one.mb_per_s for one in measured]) / 1e3
+    latency_us = max([one.round_trip_us for one in measured]) / 2
+    return f"{_coarse(max(rate, 1e-3)):.4f}:{_coarse(max(latency_us, 1.0)):.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLink:
+    """The link of a job, in a file, so that a job that is submitted anew has the same plans.
+
+    `path` is None where nothing is kept.
+    """
+
+    path: Path | None
+
+    @classmethod
+    def of_job(cls, cache: Path | None, script: str, num_hosts: int) -> KeptLink:
+        """Return the link of a script on some hosts; `cache` is the folder of what is kept."""
+        name = f"{Path(script).resolve()} {num_hosts}".encode()
+        digest = hashlib.blake2b(name, digest_size=8).hexdigest()
+        return cls(None if cache is None else cache / "links" / digest)
+
+    def read(self) -> str:
+        """Return the link as it was written; "" where there is none that can be read."""
+        try:
+            text = "" if self.path is None else read_regular(self.path, 64).decode("ascii")
+            Settings.from_env({"ACTORFLOW_LINK": text})
+        except (OSError, UnicodeError, SettingsError):
+            return ""
+        return text
+
+    def write(self, link: str) -> None:
+        """Keep a link; where that is impossible a line of the log says so."""
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            replace_regular(self.path, link.encode(), is_shared=True)
+        except OSError as error:
+            logger.warning("the link between hosts is not kept: %s", error)
+
+
+def _coarse(number: float) -> float:
+    return math.pow(2.0, round(2 * math.log2(number)) / 2)
 
 
 def address_toward(host: str, port: int) -> str:

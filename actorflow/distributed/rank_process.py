@@ -273,8 +273,13 @@ def _written_to(log: Path | None) -> Iterator[int]:
         yield file.fileno()
 
 
-def environment_of(environ: Mapping[str, str], keys: RankKeys, num_threads: int) -> dict[str, str]:
-    """Return the environment of a rank, whose coordinator is at the endpoint of its keys."""
+def environment_of(
+    environ: Mapping[str, str], keys: RankKeys, num_threads: int, link: str = ""
+) -> dict[str, str]:
+    """Return the environment of a rank, whose coordinator is at the endpoint of its keys.
+
+    `link` is the ACTORFLOW_LINK of a host that states none.
+    """
     address, _, port = keys.endpoint.removeprefix("tcp://").rpartition(":")
     variables = {
         "RANK": str(keys.rank),
@@ -286,6 +291,8 @@ def environment_of(environ: Mapping[str, str], keys: RankKeys, num_threads: int)
         "ACTORFLOW_THREADS": str(num_threads),
         "ACTORFLOW_EPOCH": str(keys.epoch),
     }
+    if link and not environ.get("ACTORFLOW_LINK"):
+        variables["ACTORFLOW_LINK"] = link
     if keys.rank > 0:
         variables["PYTHONUNBUFFERED"] = "1"  # what it printed before it was killed is to be seen
     return {**environ, **variables}

@@ -86,7 +86,7 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
     EnvVar("ACTORFLOW_KEY_FILE", "", "file with the secret of 'actorflow launch --hosts'"),
     EnvVar(
         "ACTORFLOW_LINK",
-        "1.25:30",
+        "measured at the start on several hosts, else 1.25:30",
         "link of each host to the others, GB/s each way and us a message, that layouts are chosen"
         " by; the same on all hosts",
     ),

@@ -39,7 +39,7 @@ class Host:
         return self.ranks[-1]
 
     def start(self, epoch=1):
-        self.agent.take(StartRanks(epoch, 3, (keys(2, epoch), keys(3, epoch))), 0.0)
+        self.agent.take(StartRanks(epoch, 3, "", (keys(2, epoch), keys(3, epoch))), 0.0)
 
 
 @pytest.fixture

@@ -126,6 +126,35 @@ def test_agents_end_their_ranks_when_the_launcher_is_killed(hosts, tells):
     assert are_gone(processes)
 
 
+LINKS = """
+import os, sys
+from actorflow.distributed.member import current_rank
+
+member = current_rank()
+links = member.all_gather_object("links", os.environ["ACTORFLOW_LINK"])
+if member.rank == 0:
+    print(member.epoch, *links, flush=True)
+member.all_gather_object("printed", 0)
+if member.epoch == 1 and member.rank == 1:
+    sys.exit(3)
+"""
+
+
+def test_a_link_that_is_not_stated_is_measured_once_and_told_to_all_ranks(hosts, tmp_path):
+    environ = {"ACTORFLOW_LINK": "", "ACTORFLOW_CACHE": str(tmp_path / "cache")}
+    options = {"--restarts": 1}
+    second = hosts(1, LINKS, options=options, **environ)
+    first = hosts(0, LINKS, options=options, **environ)
+    code, out, err = end_of(first)
+    assert (code, end_of(second)[0]) == (0, 0), err
+    (kept,) = (tmp_path / "cache" / "links").iterdir()
+    link = kept.read_text()
+    assert out == f"1 {link} {link}\n2 {link} {link}\n"
+    said = f"actorflow launch: the link between hosts was measured: ACTORFLOW_LINK={link} (GB/s:us)"
+    assert err.splitlines()[0] == f"{said}; kept in {kept}"
+    assert err.count("the link between hosts") == 1
+
+
 ONCE = SCRIPT.replace('if "wait" in sys.argv:', 'if os.environ["ACTORFLOW_EPOCH"] == "1":')
 """Waits in the first epoch, and ends well in the next."""
 

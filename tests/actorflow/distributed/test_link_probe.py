@@ -7,11 +7,15 @@ from contextlib import closing
 import pytest
 
 from actorflow.distributed.link_probe import (
+    KeptLink,
+    LinkFigures,
     LinkListener,
     address_toward,
     pairs_of_rounds,
     probe_link,
+    stated_link,
 )
+from actorflow.environment.settings import Settings
 
 NONCE = b"n" * 32
 
@@ -77,3 +81,47 @@ def test_a_host_that_nobody_listens_at_is_named_with_its_address(listener):
 
 def test_the_address_of_this_host_is_that_on_the_way_to_another():
     assert address_toward("127.0.0.1", 9) == "127.0.0.1"
+
+
+def figures(mb_per_s, round_trip_us, problem=""):
+    return LinkFigures(1, round_trip_us, mb_per_s, problem=problem)
+
+
+def test_the_slowest_of_the_links_that_were_measured_is_stated():
+    seen = [figures(1000, 64), figures(500, 32), figures(0, 0, problem="no answer")]
+    assert stated_link(seen) == "0.5000:32.0"
+    assert stated_link(seen[2:]) == ""
+
+
+@pytest.mark.parametrize("factor", [0.86, 1.0, 1.16])
+def test_what_differs_from_start_to_start_is_rounded_away(factor):
+    assert stated_link([figures(1000 * factor, 64 / factor)]) == "1.0000:32.0"
+
+
+@pytest.mark.parametrize(("rate", "round_trip"), [(0.0, 0.0), (1e-9, 1e9), (1e6, 1e-3)])
+def test_any_figures_are_a_link_that_settings_take(rate, round_trip):
+    link = stated_link([figures(rate, round_trip)])
+    assert Settings.from_env({"ACTORFLOW_LINK": link}).link.is_possible
+
+
+def test_a_link_is_kept_for_a_script_and_a_number_of_hosts(tmp_path):
+    kept = KeptLink.of_job(tmp_path, "a.py", 2)
+    assert kept.read() == ""
+    kept.write("1.0000:32.0")
+    assert KeptLink.of_job(tmp_path, "a.py", 2).read() == "1.0000:32.0"
+    assert KeptLink.of_job(tmp_path, "a.py", 3).read() == ""
+    assert KeptLink.of_job(tmp_path, "b.py", 2).read() == ""
+
+
+@pytest.mark.parametrize("content", [b"", b"0:1", b"fast", b"\xff", b"1:1" * 100])
+def test_a_file_that_holds_no_link_is_as_good_as_none(tmp_path, content):
+    kept = KeptLink.of_job(tmp_path, "a.py", 2)
+    kept.write("1.0000:32.0")
+    kept.path.write_bytes(content)
+    assert kept.read() == ""
+
+
+def test_without_a_cache_nothing_is_kept():
+    kept = KeptLink.of_job(None, "a.py", 2)
+    kept.write("1.0000:32.0")
+    assert kept.read() == ""
