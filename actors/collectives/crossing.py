@@ -125,7 +125,7 @@ class Crossing:
                 late = next((flow for flow in flows if isinstance(flow, Incoming)), flows[0])
                 if waiting.is_late(late.waits_for()):
                     raise self._failure(segments.TIMED_OUT, late.waits_for(), (0, 0))
-        except PeerFailed:
+        except BaseException:  # whatever it is, the messages are of no use any more
             self._abandon()
             raise
         finally:

@@ -132,8 +132,11 @@ class Outgoing:
             HEADER.pack_into(message.data, 0, at.digest, at.firing, self.next, size_bytes)
             self.make(begin, end, address_of(message) + HEADER.size)
             data = message[: HEADER.size + size_bytes]
-            requests = [at.transport.isend(data, peer, self.tag) for peer in self.peers]
+            # One by one: of those that were begun before one fails, all are given up.
+            requests: list[Any] = []
             self.under_way.append(requests)
+            for peer in self.peers:
+                requests.append(at.transport.isend(data, peer, self.tag))  # noqa: PERF401
             self.next += 1
         return before != (self.next, len(self.under_way))
 
@@ -175,8 +178,10 @@ class Incoming:
         before = self.posted, self.taken
         while self.posted < min(len(self.pieces), self.taken + WINDOW):
             arrays = self.buffers.arrays[self.posted % WINDOW]
-            pairs = zip(arrays, self.peers, strict=True)
-            self.under_way.append([at.transport.irecv(x, peer, self.tag) for x, peer in pairs])
+            posted: list[Any] = []
+            self.under_way.append(posted)
+            for array, peer in zip(arrays, self.peers, strict=True):
+                posted.append(at.transport.irecv(array, peer, self.tag))
             self.posted += 1
         if self.under_way:
             requests = self.under_way[0]

@@ -33,6 +33,9 @@ from pathlib import Path
 from actors.machine.protocol import AllGatherObject
 from compiler.contract.errors import DeviceError, PeerFailed
 
+MOST_SILENT_S = 60.0
+"""How long MPI_Init, which takes 0.2 s, may do without its process manager."""
+
 _NOTHING = b"cmd=started"
 _SHARED = "/dev/shm/mpich_shm_"
 _DEFAULTS = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "UCX_TLS": "^sm"}
@@ -92,11 +95,17 @@ class ProcessManager:
                 self._known[key] = value
 
 
-def start(manager: ProcessManager, rank: int, num_ranks: int, init: Callable[[], int]) -> None:
+def start(
+    manager: ProcessManager,
+    rank: int,
+    num_ranks: int,
+    init: Callable[[], int],
+    most_silent_s: float = MOST_SILENT_S,
+) -> None:
     """Run MPI_Init, `init`, and answer it; return when it has returned 0.
 
     Blocks as long as the gather of `manager` does. Raises PeerFailed, and DeviceError where MPI
-    fails.
+    fails, or asks nothing and does not return for `most_silent_s`.
     """
     ours, theirs = socket.socketpair()
     own = {"PMI_FD": theirs.fileno(), "PMI_RANK": rank, "PMI_SIZE": num_ranks}
@@ -113,14 +122,40 @@ def start(manager: ProcessManager, rank: int, num_ranks: int, init: Callable[[],
         # Both sockets stay open as long as the process: MPI holds the number of its own.
         _kept.append((ours, theirs))
         try:
-            for line in ours.makefile("rb"):
-                if line.rstrip(b"\n") == _NOTHING:
+            for line in _lines(ours, rank, most_silent_s):
+                if line == _NOTHING:
                     break
-                ours.sendall(manager.answer(line.decode("utf-8", "replace")[:-1]).encode() + b"\n")
+                ours.sendall(manager.answer(line.decode("utf-8", "replace")).encode() + b"\n")
         finally:
             _remove_files()
     if ended != [0]:
         raise DeviceError(f"MPI_Init of rank {rank} failed with code {ended}, not 0; see stderr")
+
+
+def _lines(ours: socket.socket, rank: int, most_silent_s: float) -> Iterator[bytes]:
+    """Yield the lines that MPI_Init sends. Time in which this process is stopped does not count."""
+    ours.settimeout(min(1.0, most_silent_s))
+    pending, silent_s = b"", 0.0
+    while True:
+        line, end, rest = pending.partition(b"\n")
+        if end:
+            pending = rest
+            yield line
+            continue
+        try:
+            data = ours.recv(1 << 12)
+        except TimeoutError:
+            silent_s += min(1.0, most_silent_s)
+            if silent_s < most_silent_s:
+                continue
+            raise DeviceError(
+                f"MPI_Init of rank {rank} has neither returned nor asked for anything for"
+                f" {most_silent_s:g} s; the network that it takes may be down: name one by"
+                " FI_TCP_IFACE, or by FI_PROVIDER"
+            ) from None
+        if not data:
+            return
+        pending, silent_s = pending + data, 0.0
 
 
 _kept: list[object] = []

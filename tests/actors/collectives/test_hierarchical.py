@@ -1,5 +1,7 @@
 """Ranks on several hosts, which are names here: threads with messages through boxes."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tiers
@@ -339,6 +341,51 @@ def test_a_host_without_a_name_is_refused(native_toolchain):
         HierarchicalCommunicator(
             0, Mesh(("data",), (2,)), None, native_toolchain, host="", connect=None
         )
+
+
+@pytest.mark.parametrize(("hosts", "is_sent"), [("aa", False), ("ab", True)])
+def test_names_of_hosts_alone_say_how_tensors_get_to_another_rank(across, hosts, is_sent):
+    """Both ranks are threads of one process, so that memory would do in either case."""
+
+    def do(communicator):
+        meet = bind(communicator)
+        communicator.ready()
+        meet()
+        return communicator.bytes_sent > 0
+
+    assert across(hosts, do) == [is_sent] * 2
+    assert bool(across.mail.ends) == is_sent
+
+
+class FailingTransport:
+    """Begins as many messages as it is told, and then fails."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def isend(self, data, peer, tag):
+        if not self.count:
+            raise PeerFailed(f"no message to {peer}", rank=peer)
+        self.count -= 1
+        return peer
+
+    irecv = isend
+
+
+@pytest.mark.parametrize("kind", ["out", "in"])
+def test_messages_that_were_begun_before_one_fails_are_still_known(kind):
+    peers, buffers = (1, 2, 3), pieces.MessageBuffers(3)
+    buffers.allocate(pieces.HEADER.size + 16)
+    flow = (
+        pieces.Outgoing(peers, 0, [(0, 4)], 4, buffers, lambda *_: None)
+        if kind == "out"
+        else pieces.Incoming(peers, 0, [(0, 4)], (4, 4, 4), buffers, lambda *_: None)
+    )
+    flow.start()
+    at = SimpleNamespace(digest=1, firing=1, transport=FailingTransport(2))
+    with pytest.raises(PeerFailed):
+        flow.step(at)
+    assert flow.requests() == [1, 2]
 
 
 def test_pieces_cover_what_they_are_of():

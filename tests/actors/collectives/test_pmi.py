@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 
 import pytest
 from error_texts import raises
@@ -106,6 +107,16 @@ def test_a_rank_that_fails_meanwhile_ends_the_wait():
 def test_a_start_that_fails_is_an_error():
     with raises(DeviceError):
         pmi.start(pmi.ProcessManager(0, 1, "job", None), 0, 1, lambda: 15)
+
+
+def test_a_start_that_hangs_is_an_error_and_not_for_ever():
+    go_on = threading.Event()
+    try:
+        with raises(DeviceError):
+            manager = pmi.ProcessManager(0, 1, "job", None)
+            pmi.start(manager, 0, 1, go_on.wait, most_silent_s=0.01)
+    finally:
+        go_on.set()
 
 
 def test_without_mpi_all_ranks_name_the_extra(monkeypatch):
