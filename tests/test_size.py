@@ -23,12 +23,12 @@ TORCH_SIGNATURES = (
 """Functions with more parameters, because users call them as torch's."""
 
 BUDGET = {
-    "actorflow": 38_200,
-    "actors": 48_150,
-    "compiler": 32_450,
+    "actorflow": 38_400,
+    "actors": 48_200,
+    "compiler": 32_500,
     "memory": 3_800,
-    "tests": 105_350,
-    "benchmarks": 15_950,
+    "tests": 105_700,
+    "benchmarks": 16_150,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""
 
