@@ -5,6 +5,10 @@ launcher's own host is called directly; agents of other hosts are reached throug
 zmq. Both take the same messages. A host whose agent was silent for too long, or whose connection
 was closed, is lost: `AgentLost` stands in its place, once. How silence is measured is said in
 `actorflow.distributed.agent`.
+
+A second agent of a host is a mistake, or comes after a power cut, of which no connection tells. It
+waits. The first word of the first agent refuses it; `RIVAL_S` without one, and it takes the place.
+No number of a start would decide better: a second one may be started on another machine.
 """
 
 from __future__ import annotations
@@ -51,6 +55,9 @@ from actorflow.environment.settings import is_worth_a_line, logger
 from compiler.contract.codec import DecodeError, printable
 from compiler.contract.errors import ActorflowError
 
+RIVAL_S = 3.0
+"""How long an agent may say nothing while another one waits for its place: as many signs of life as
+the least --host-timeout has."""
 _GOODBYE_MS = 2_000
 """How long the end of the job may take to reach the agents."""
 
@@ -67,11 +74,15 @@ News = FromAgent | AgentLost
 
 @dataclass(slots=True)
 class _Peer:
-    """An agent that is connected: its name in zmq, its connection, and when it was last heard."""
+    """An agent that is connected: its name in zmq, its connection, and when it was last heard.
+
+    `rival` is another one of its host, that waits for its end, with what it said.
+    """
 
     routing_id: bytes
     fd: int
     heard_s: float
+    rival: tuple[_Peer, AgentHello] | None = None
 
 
 class AgentServer:
@@ -109,8 +120,6 @@ class AgentServer:
         self._secret, self._tell_refused, self._num_refused = secret, refused, 0
         self._awake = AwakeClock(clock())
         self._peers: dict[int, _Peer] = {}
-        self._ended: set[int] = set()
-        """Connections that broke by this turn."""
         self._context = zmq.Context()
         public = [derived_pair(secret, f"agent {index}")[0] for index in range(num_hosts)]
         self._doorman = Doorman(self._context, public, self._refused)
@@ -152,20 +161,28 @@ class AgentServer:
         self._awake.turn(now_s)
         # Before the messages: what an agent said before its connection broke is heard first.
         broken, reused = self._broken()
-        self._ended = broken
         before = {index: peer.fd for index, peer in self._peers.items()}
         news, gone = self._take_all(), list[tuple[int, AgentLost]]()
         for index, peer in sorted(self._peers.items()):
             # A descriptor may have a new connection by now, and an agent that came with it.
             is_new = before.get(index) != peer.fd and peer.fd in reused
+            rival = None if peer.rival is None else peer.rival[0]
+            if rival is not None and rival.fd in broken - reused:
+                rival = peer.rival = None
             if peer.fd in broken and not is_new:
                 gone.append((index, AgentLost("was lost: its agent has ended")))
             elif self._awake.now_s - peer.heard_s >= self.limits.silence_s:
                 text = f"was lost: its agent has been silent for {self.limits.silence_s:g} s"
                 gone.append((index, AgentLost(f"{text} (--host-timeout)")))
+            elif rival is not None and self._awake.now_s - rival.heard_s >= RIVAL_S:
+                text = "was lost: its agent was started again, and the one before was silent for"
+                gone.append((index, AgentLost(f"{text} {RIVAL_S:g} s")))
         for index, one in gone:
-            del self._peers[index]
             news.append((index, one))
+            rival_hello = self._peers.pop(index).rival
+            if rival_hello is not None:
+                self._welcome(index, rival_hello[0])
+                news.append((index, rival_hello[1]))
         return news
 
     def close(self, linger_ms: int = 0) -> None:
@@ -194,33 +211,43 @@ class AgentServer:
                 self._send(sender.bytes, AgentRefused(text))
                 self._refused(text)
                 continue
-            peer = self._peers.get(index) if isinstance(message, AgentHello) else None
-            if peer is not None and peer.routing_id != sender.bytes and peer.fd in self._ended:
-                # Started again before the end of the one before was looked at.
-                news.append((index, AgentLost("was lost: its agent has ended")))
-                del self._peers[index]
             if self._is_of_peer(index, sender, message):
                 news.append((index, message))
 
     def _is_of_peer(self, index: int, sender: zmq.Frame, message: FromAgent) -> bool:
         """Note from whom a message came, and answer; return whether it is to be heard."""
         peer, routing_id = self._peers.get(index), sender.bytes
+        came = _Peer(routing_id, int(sender.get(zmq.SRCFD)), self._awake.now_s)
         if peer is None and isinstance(message, AgentHello):
-            peer = self._peers[index] = _Peer(routing_id, 0, self._awake.now_s)
-            self._send(routing_id, AgentWelcome())
+            peer = self._welcome(index, came)
         if peer is None:
             return False  # of an agent that was lost before
         if peer.routing_id != routing_id:
-            text = f"another process is host {index} of this job already"
-            self._send(routing_id, AgentRefused(f"{text}; give each host a number of its own"))
-            self._refused(f"{text}; a second one was refused")
+            is_first = peer.rival is None or peer.rival[0].routing_id == routing_id
+            if isinstance(message, AgentHello) and is_first:
+                peer.rival = came, message
+            else:
+                self._refuse_second(index, routing_id)
             return False
+        if peer.rival is not None:
+            self._refuse_second(index, peer.rival[0].routing_id)
+            peer.rival = None
         # The system's number of the connection, as the monitor tells it when that breaks.
-        peer.fd = int(sender.get(zmq.SRCFD))
-        peer.heard_s = self._awake.now_s
+        peer.fd, peer.heard_s = came.fd, came.heard_s
         if isinstance(message, AgentAlive):
             self._send(routing_id, LauncherAlive(message.counter))
         return True
+
+    def _welcome(self, index: int, peer: _Peer) -> _Peer:
+        peer.heard_s = self._awake.now_s
+        self._peers[index] = peer
+        self._send(peer.routing_id, AgentWelcome())
+        return peer
+
+    def _refuse_second(self, index: int, routing_id: bytes) -> None:
+        text = f"another process is host {index} of this job already"
+        self._send(routing_id, AgentRefused(f"{text}; give each host a number of its own"))
+        self._refused(f"{text}; a second one was refused")
 
     def _broken(self) -> tuple[set[int], set[int]]:
         """Return the descriptors of connections that broke, and which of them were taken anew."""

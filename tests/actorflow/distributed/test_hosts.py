@@ -16,7 +16,6 @@ from actorflow.distributed.agent_messages import (
     AgentWelcome,
     HostLimits,
     LauncherAlive,
-    RankExited,
     SignalReceived,
     ToAgent,
 )
@@ -27,6 +26,8 @@ from actorflow.environment.host import kernel_host
 from compiler.contract.errors import ActorflowError
 
 SILENCE_S = 15.0
+SECOND = "another process is host 0 of this job already"
+LIMITS = HostLimits(60.0, SILENCE_S)
 HELLO = AgentHello("nodeB", "0.1", "3.11.7", "ab" * 32, 8)
 
 
@@ -34,8 +35,8 @@ class Hosts:
     """A server of two agents whose time is what a test says, and clients that connect to it."""
 
     def __init__(self):
-        self.refused, self.clients, self.now_s = [], [], 0.0
         limits = HostLimits(60.0, SILENCE_S)
+        self.refused, self.clients, self.now_s = [], [], 0.0
         self.server = AgentServer(
             2, b"s" * 32, ("127.0.0.1", 0), limits,
             clock=lambda: 0.0, refused=self.refused.append, handshake_ms=500,
@@ -77,6 +78,15 @@ class Hosts:
         client.socket.send_multipart(encode(HELLO))
         assert self.news() == [(index, HELLO)]
         assert self.heard(client) == AgentWelcome()
+        return client
+
+    def rival(self, name, hello=HELLO):
+        """Connect a second agent of host 0; return its client once the server knows it."""
+        client = self.client(0, name)
+        client.socket.send_multipart(encode(hello))
+        # No agent says this before it is welcome; that it is refused tells that the hello was read.
+        client.socket.send_multipart(encode(AgentAlive(1)))
+        assert self.heard(client).reason.startswith(SECOND)
         return client
 
     def silent_for(self, seconds):
@@ -144,14 +154,41 @@ def test_what_another_version_says_is_refused_in_words(hosts):
     assert hosts.refused == [refused.reason]
 
 
-def test_a_second_process_of_one_host_is_refused_and_the_first_goes_on(hosts):
+def test_a_second_process_of_one_host_is_refused_as_soon_as_the_first_says_a_word(hosts):
     first = hosts.connected()
-    second = hosts.client(name=b"0.b")
-    second.socket.send_multipart(encode(HELLO))
-    assert hosts.heard(second).reason.startswith("another process is host 0 of this job already")
-    second.socket.send_multipart(encode(RankExited(1, 0, 0, 9, False, "")))
+    second = hosts.rival(b"0.b")
+    hosts.silent_for(2.5)
     first.socket.send_multipart(encode(AgentAlive(1)))
     assert hosts.news() == [(0, AgentAlive(1))]
+    assert hosts.heard(second).reason.startswith(SECOND)
+    assert hosts.silent_for(5) == []
+
+
+def test_an_agent_that_came_again_has_the_place_of_one_that_says_nothing_more(hosts):
+    """As after a power cut, which closes no connection."""
+    first, again = hosts.connected(), replace(HELLO, num_cores=4)
+    second = hosts.rival(b"0.b", again)
+    assert hosts.silent_for(2.5) == []
+    text = "was lost: its agent was started again, and the one before was silent for 3 s"
+    assert hosts.silent_for(1) == [(0, AgentLost(text)), (0, again)]
+    assert hosts.heard(second) == AgentWelcome()
+    # It was stopped, and not gone: it ends, as its ranks have no part in the job any more.
+    first.socket.send_multipart(encode(AgentAlive(2)))
+    assert hosts.heard(first).reason.startswith(SECOND)
+    second.socket.send_multipart(encode(AgentAlive(1)))
+    assert hosts.news() == [(0, AgentAlive(1))]
+
+
+def test_of_two_agents_that_came_again_the_first_waits_and_one_that_went_is_forgotten(hosts):
+    hosts.connected()
+    second = hosts.rival(b"0.b")
+    third = hosts.client(name=b"0.c")
+    third.socket.send_multipart(encode(HELLO))
+    assert hosts.heard(third).reason.startswith(SECOND)
+    hosts.clients.remove(second)
+    second.close()
+    hosts.poll()
+    assert hosts.silent_for(5) == []
 
 
 def test_an_agent_that_is_unknown_is_not_heard_before_its_hello(hosts):
