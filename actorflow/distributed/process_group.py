@@ -194,7 +194,10 @@ def process_group_from_env(environ: Mapping[str, str], job: str, mesh: Mesh) -> 
         member = current_rank(environ)
     launched = 1 if member is None else member.num_ranks
     if launched != mesh.num_ranks:
-        mend = f"launch {mesh.num_ranks}, or give the job a mesh of {launched}"
+        mend = (
+            f"launch {mesh.num_ranks}, or give the job a mesh of {launched}; an axis of -1, such as"
+            " af.Mesh(data=-1), has as many ranks as are launched"
+        )
         if launched == 1:
             mend = f"start it by 'actorflow launch -n {mesh.num_ranks} SCRIPT', or leave out mesh="
         elif not mesh.names:

@@ -17,6 +17,7 @@ or on a stage of a pipeline. `compiler.sbp.stages` puts all other ops on stages.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
@@ -58,6 +59,7 @@ Words = Mapping[str, Sbp | str]
 LayerWords = Words | Mapping[str, Words]
 """What a user gives for a layer: words of its weight, or such for parameters by name."""
 
+_REST = -1
 _WORDS = 'af.split(axis), af.broadcast, af.partial, or a text such as "S(0)", "B" or "P"'
 
 
@@ -66,7 +68,8 @@ def Mesh(*unnamed: object, **axes: int) -> MeshOfRanks:  # noqa: N802  # what it
 
     Along the axis "data" ranks have different rows of a batch, and along "stage" different stages
     of a pipeline; other names are the user's. `af.Mesh(data=2, model=2)` is of four ranks: 0 and 1
-    have the first half of the rows. Raises CompileError with the user's line.
+    have the first half of the rows. One axis may be -1: it has the ranks that are left of those
+    launched (WORLD_SIZE; one without a launch). Raises CompileError with the user's line.
     """
     where = find_source()
     if unnamed or not axes:
@@ -80,17 +83,40 @@ def Mesh(*unnamed: object, **axes: int) -> MeshOfRanks:  # noqa: N802  # what it
                 f"{where}: an axis of af.Mesh has a name such as data, model or my_axis, got"
                 f" {name!r}"
             )
-        if not isinstance(extent, int) or isinstance(extent, bool) or extent < 1:
+        is_number = isinstance(extent, int) and not isinstance(extent, bool)
+        if not is_number or not (extent >= 1 or extent == _REST):
             raise CompileError(
-                f"{where}: axis {name!r} of af.Mesh must have an integer of 1 or more ranks, got"
-                f" {extent!r}"
+                f"{where}: axis {name!r} of af.Mesh must have an integer of 1 or more ranks, or -1"
+                f" for those that are left, got {extent!r}"
             )
+    axes = _without_rest(axes, where)
     if math.prod(axes.values()) > MOST_RANKS:
         raise CompileError(
             f"{where}: af.Mesh of {math.prod(axes.values()):,} ranks; at most {MOST_RANKS:,} are"
             " possible"
         )
     return MeshOfRanks(tuple(axes), tuple(axes.values()))
+
+
+def _without_rest(axes: dict[str, int], where: SourceLocation) -> dict[str, int]:
+    """Return the extents of axes, with the ranks that are left in place of -1."""
+    rest = [name for name, extent in axes.items() if extent == _REST]
+    if not rest:
+        return axes
+    came = ", ".join([f"{name}={extent}" for name, extent in axes.items()])
+    if len(rest) > 1:
+        raise CompileError(
+            f"{where}: one axis of af.Mesh may have the ranks that are left (-1), got {came}"
+        )
+    # The launcher gives it to all ranks alike; that it is right, a job checks when it is called.
+    text = os.environ.get("WORLD_SIZE", "1")
+    others = math.prod([extent for extent in axes.values() if extent != _REST])
+    if not (text.isascii() and text.isdigit() and int(text) > 0 and int(text) % others == 0):
+        raise CompileError(
+            f"{where}: af.Mesh({came}) needs a multiple of {others} ranks, and {text} run the"
+            f" script (WORLD_SIZE); launch such a number, as by 'actorflow launch -n {others}'"
+        )
+    return {**axes, rest[0]: int(text) // others}
 
 
 def layout_of(given: object, what: str) -> Layout:

@@ -35,6 +35,39 @@ def test_a_mesh_is_a_value_with_its_axes_in_the_order_given():
     assert copy.deepcopy(MESH) == pickle.loads(pickle.dumps(MESH)) == MESH
 
 
+@pytest.mark.parametrize(
+    ("axes", "launched", "shape"),
+    [
+        ({"data": -1}, None, (1,)),
+        ({"data": -1}, "6", (6,)),
+        ({"data": -1, "model": 2}, "6", (3, 2)),
+        ({"stage": 2, "data": -1, "model": 2}, "4", (2, 1, 2)),
+    ],
+)
+def test_one_axis_of_a_mesh_may_have_the_ranks_that_are_left(axes, launched, shape, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if launched is not None:
+        monkeypatch.setenv("WORLD_SIZE", launched)
+    assert af.Mesh(**axes) == Mesh(tuple(axes), shape)
+
+
+@pytest.mark.parametrize(
+    ("axes", "launched"),
+    [
+        ({"data": -1, "model": -1}, "4"),
+        ({"data": -1, "model": 2}, "3"),
+        ({"data": -1}, "0"),
+        ({"data": -1}, "four"),
+        ({"data": -2}, "4"),
+    ],
+    ids=["two", "odd", "none", "text", "below"],
+)
+def test_ranks_that_are_left_and_make_no_mesh_are_refused(axes, launched, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", launched)
+    with raises(af.CompileError):
+        af.Mesh(**axes)
+
+
 def test_split_of_an_axis_alone_is_a_word_and_of_a_tensor_cuts_it(traced):
     assert str(af.split(0)) == str(af.split(np.int64(0))) == "S(0)"
     graph = traced(lambda x: af.split(x, 2)[1] + af.split(x, split_size=[2, 2], axis=0)[0], x=(4,))
