@@ -26,11 +26,13 @@ from compiler.contract.errors import ActorflowError, CompileError, InternalError
 from compiler.contract.files import user_path
 
 if TYPE_CHECKING:
+    from actorflow.distributed.agent_messages import HostLimits
     from actorflow.distributed.launcher import RankLaunch
 
 _GRACE_S = 10.0
 _MOST_GRACE_S = 86_400.0
 _HOST_TIMEOUT_S = 15.0
+_HOST_GRACE_S = 30.0
 _LEAST_TIMEOUT_S = 3.0
 """Several signs of life, which come every half second."""
 _MOST_HOSTS = 1024
@@ -40,7 +42,12 @@ _MOST_RESTARTS = 10_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `actorflow launch` to its parser."""
     parser.add_argument(
-        "-n", "--ranks", type=int, required=True, metavar="P", help="number of ranks"
+        "-n",
+        "--ranks",
+        type=int,
+        required=True,
+        metavar="P",
+        help="number of ranks; with --hosts MIN:MAX that on MAX hosts, as many on each",
     )
     parser.add_argument(
         "--grace",
@@ -75,6 +82,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="with --check: the directory of checkpoints",
     )
+    _add_hosts(parser)
+    parser.add_argument("file", help="a Python script; its arguments follow it")
+
+
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
     hosts = parser.add_argument_group(
         "several hosts", "the same command, started once on each host; see docs/ranks.md"
     )
@@ -84,7 +96,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_host_arguments(hosts: argparse._ArgumentGroup) -> None:
     hosts.add_argument(
-        "--hosts", type=int, default=1, metavar="H", help="number of hosts (default 1)"
+        "--hosts",
+        default="1",
+        metavar="H",
+        help="number of hosts (default 1), or MIN:MAX: so many as there are, at every start",
+    )
+    hosts.add_argument(
+        "--host-grace",
+        type=float,
+        metavar="SECONDS",
+        help="time for further hosts to come once MIN are there (default 30)",
     )
     hosts.add_argument(
         "--host-index",
@@ -148,18 +169,20 @@ class _MakeKey(argparse.Action):
 def run(options: argparse.Namespace) -> int:
     """Launch the ranks and return the job's exit status. Raises CompileError for bad options."""
     # Late: it loads zmq, of which no other command has a need.
+    from actorflow.distributed.agent_messages import HostLimits
     from actorflow.distributed.launcher import RankLaunch, launch
     from actorflow.distributed.restart import WINDOW_S
     from actors.collectives.segments import MAX_RANKS
 
-    most = MAX_RANKS * max(1, options.hosts)
+    least_hosts, num_hosts = _num_hosts(options)
+    most = MAX_RANKS * max(1, num_hosts)
     if not 1 <= options.ranks <= most:
         raise CompileError(f"-n: expected 1 to {most} ranks, came {options.ranks}")
     if not 0 <= options.grace <= _MOST_GRACE_S:
         raise CompileError(
             f"--grace: expected 0 to {_MOST_GRACE_S:,.0f} seconds, came {options.grace}"
         )
-    _check_hosts(options)
+    _check_hosts(options, least_hosts, num_hosts)
     _check_restarts(options.restarts, options.restart_window)
     if not Path(options.file).is_file():
         raise FileNotFoundError(2, "no such script", options.file)
@@ -182,34 +205,62 @@ def run(options: argparse.Namespace) -> int:
         WINDOW_S if options.restart_window is None else options.restart_window,
         options.mixed_hosts,
     )
+    grace_s = _HOST_GRACE_S if options.host_grace is None else options.host_grace
     if options.check:
         command = (str(Path(check.__file__)), options.file, options.run_dir or "")
         # A rank per host: what is tried belongs to hosts, and all ranks of one would say the same.
         is_set = "ACTORFLOW_RANK_SECONDS" in environ
         wait_s = settings.rank_seconds if is_set else check.MOST_S
         asked = RankLaunch(
-            command,
-            options.hosts,
-            wait_s,
-            0.0,
-            are_hosts_mixed=options.mixed_hosts,
-            needs_link=False,
+            command, num_hosts, wait_s, 0.0, are_hosts_mixed=options.mixed_hosts, needs_link=False
         )
+        grace_s = min(grace_s, check.MOST_S)
+    limits = HostLimits(asked.wait_s, options.host_timeout, least_hosts, grace_s)
     if options.ray is not None:
         from actorflow.distributed.ray_hosts import launch_by_ray
 
-        hosts = options.hosts, options.host_timeout
-        return launch_by_ray(asked, environ, options.ray, *hosts)
-    if options.hosts == 1:
+        return launch_by_ray(asked, environ, options.ray, num_hosts, limits)
+    if num_hosts == 1:
         return launch(asked, environ)
-    return _launch_on_hosts(options, settings, asked, environ)
+    return _launch_on_hosts(options, settings, asked, environ, num_hosts, limits)
 
 
-def _check_hosts(options: argparse.Namespace) -> None:
-    most = min(_MOST_HOSTS, options.ranks)
-    if not 1 <= options.hosts <= most:
+def _num_hosts(options: argparse.Namespace) -> tuple[int, int]:
+    """Return the least and the most of --hosts, which are one number but for MIN:MAX."""
+    text = options.hosts
+    least, colon, most = text.partition(":")
+    numbers = [least, most] if colon else [least, least]
+    if not all([number.isascii() and number.isdigit() for number in numbers]):
         raise CompileError(
-            f"--hosts: expected 1 to {most} hosts for -n {options.ranks}, came {options.hosts}"
+            f"--hosts: expected a number of hosts, or MIN:MAX such as 2:4, came {text!r}"
+        )
+    least_hosts, num_hosts = [int(number) for number in numbers]
+    if least_hosts > num_hosts:
+        raise CompileError(
+            f"--hosts {text}: expected MIN:MAX with MIN at most MAX; write --hosts {most}:{least}"
+        )
+    return least_hosts, num_hosts
+
+
+def _check_hosts(options: argparse.Namespace, least_hosts: int, num_hosts: int) -> None:
+    largest = min(_MOST_HOSTS, options.ranks)
+    if not 1 <= least_hosts <= num_hosts <= largest:
+        raise CompileError(
+            f"--hosts: expected 1 to {largest} hosts for -n {options.ranks}, came {options.hosts}"
+        )
+    if least_hosts < num_hosts and options.ranks % num_hosts:
+        raise CompileError(
+            f"-n {options.ranks}: expected a multiple of {num_hosts} for --hosts {options.hosts},"
+            f" since all hosts have as many ranks; -n {num_hosts} is one on each"
+        )
+    if options.host_grace is not None and ":" not in options.hosts:
+        raise CompileError(
+            "--host-grace is for --hosts MIN:MAX; a fixed number of hosts is waited for as long as"
+            " ACTORFLOW_RANK_SECONDS says"
+        )
+    if options.host_grace is not None and not 0 <= options.host_grace <= _MOST_GRACE_S:
+        raise CompileError(
+            f"--host-grace: expected 0 to {_MOST_GRACE_S:,.0f} seconds, came {options.host_grace}"
         )
     if not _LEAST_TIMEOUT_S <= options.host_timeout <= _MOST_GRACE_S:
         raise CompileError(
@@ -220,7 +271,7 @@ def _check_hosts(options: argparse.Namespace) -> None:
     if given and options.ray is not None:
         name = given[0].replace("_", "-")
         raise CompileError(f"--{name} is for hosts without Ray: --ray finds them itself")
-    if options.hosts == 1 and given:
+    if num_hosts == 1 and given:
         name = given[0].replace("_", "-")
         raise CompileError(f"--{name} is for several hosts: give their number by --hosts, too")
 
@@ -234,6 +285,8 @@ def _launch_on_hosts(
     settings: Settings,
     asked: RankLaunch,
     environ: Mapping[str, str],
+    num_hosts: int,
+    limits: HostLimits,
 ) -> int:
     from actorflow.distributed.rendezvous import (
         HostOfJob,
@@ -245,11 +298,11 @@ def _launch_on_hosts(
 
     key_file = settings.key_file if options.key_file is None else Path(options.key_file)
     here = HostOfJob(
-        index=host_index(options.host_index, options.hosts, environ),
-        num_hosts=options.hosts,
+        index=host_index(options.host_index, num_hosts, environ, limits.least_hosts),
+        num_hosts=num_hosts,
         launcher=launcher_address(options.coordinator, environ),
         secret=read_key_file(key_file),
-        silence_s=options.host_timeout,
+        limits=limits,
     )
     return launch_on_hosts(asked, environ, here)
 

@@ -237,10 +237,16 @@ class AgentKeys:
 
 @dataclass(frozen=True, slots=True)
 class HostLimits:
-    """How long hosts are waited for: at the start (0 for ever), and when they are silent later."""
+    """How long hosts are waited for: at the start (0 for ever), and when they are silent later.
+
+    `least_hosts` are enough to start; None where all are needed. Once they are there, the others
+    are waited for `grace_s` more.
+    """
 
     wait_s: float
     silence_s: float
+    least_hosts: int | None = None
+    grace_s: float = 0.0
 
 
 def agent_keys(

@@ -90,6 +90,7 @@ class AgentServer:
 
     Attributes:
         num_hosts: how many hosts the job has, that of the launcher included if it has ranks.
+        least_hosts: how many of them are enough to start.
         endpoint: where it listens.
         limits: how long it waits for hosts.
 
@@ -117,6 +118,7 @@ class AgentServer:
         handshake_ms: int = HANDSHAKE_MS,
     ) -> None:
         self.num_hosts, self.limits = num_hosts, limits
+        self.least_hosts = limits.least_hosts or num_hosts
         self._secret, self._tell_refused, self._num_refused = secret, refused, 0
         self._awake = AwakeClock(clock())
         self._peers: dict[int, _Peer] = {}
@@ -280,15 +282,16 @@ class HostAgents:
     Attributes:
         poller: polls what agents wait for, and whatever else its user registers.
         address: where the coordinator of the ranks is to listen.
-        num_hosts: how many hosts there are.
-        hellos: what each host said of itself, once `gather` has returned.
+        num_hosts: how many hosts there may be.
+        hosts: those that have part in an epoch, once `gather` has returned; ascending.
+        hellos: what each host said of itself that is there, once `gather` has returned.
         link: what ranks are told of the link between hosts; None until that is known.
 
     Args:
         poller: see there; that of `local`, too.
         local: the agent of this host, which is host 0; None if none of the ranks runs here.
         server: serves the agents of all other hosts; None if there is none.
-        absent: returns which host cannot come any more, and why; "" while all may.
+        absent: returns which hosts cannot come any more, and why.
         start_agents: called with the hosts that have no agent, before they are waited for; None
             where agents are started by somebody else.
     """
@@ -298,13 +301,14 @@ class HostAgents:
         poller: zmq.Poller,
         local: Agent | None,
         server: AgentServer | None = None,
-        absent: Callable[[], str] = str,
+        absent: Callable[[], Mapping[int, str]] = dict,
         start_agents: Callable[[tuple[int, ...]], object] | None = None,
     ) -> None:
         self._absent, self._start_agents = absent, start_agents
         self.poller, self._local, self._server = poller, local, server
         self.address = LOOPBACK if server is None else server.address
         self.num_hosts = 1 if server is None else server.num_hosts
+        self.hosts = tuple(range(self.num_hosts))
         self.hellos: dict[int, AgentHello] = {}
         self.link: str | None = None
         self._probed: dict[int, LinkFigures] = {}
@@ -315,8 +319,8 @@ class HostAgents:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the hosts, which tell them apart; in texts "host " goes before."""
-        return tuple([_name(index, self.hellos[index]) for index in range(self.num_hosts)])
+        """The names of `hosts`, which tell them apart; in texts "host " goes before."""
+        return tuple([host_name(index, self.hellos[index]) for index in self.hosts])
 
     def gather(
         self,
@@ -325,16 +329,27 @@ class HostAgents:
         *,
         are_mixed: bool = False,
     ) -> bool:
-        """Wait for the agents of all hosts, and compare what they say.
+        """Wait for the agents of hosts, compare what they say, and set `hosts`.
 
-        With `are_mixed` hosts may differ in what decides the bits of kernels: a line of the log
-        says so. Returns False where `notes` has a signal, which may have come to any host. Raises
-        ActorflowError where hosts do not come in time, or differ; those that came are told.
+        All are waited for at first, and later those of the epoch before: one that was absent then
+        has part if it has come meanwhile. With the fewest that are needed here, the others have
+        the grace time. With `are_mixed` hosts may differ in what decides the bits of kernels: a
+        line of the log says so. Returns False where `notes` has a signal, which may have come to
+        any host. Raises ActorflowError where too few come in time, or hosts differ; those that came
+        are told.
         """
         if self._start_agents is not None and (missing := self._missing()):
             self._start_agents(missing)
-        started_s = clock()
-        while self._server is not None and len(self.hellos) < self.num_hosts:
+        started_s = now_s = clock()
+        enough_s: float | None = None
+        while self._server is not None:
+            if len(self.hellos) < self._server.least_hosts:
+                enough_s = None
+            elif enough_s is None:
+                enough_s = now_s
+            is_over = enough_s is not None and now_s >= enough_s + self._server.limits.grace_s
+            if is_over or (enough_s is not None and not self._awaited()):
+                break
             if notes is not None and notes.first is not None:
                 return False
             now_s = self.idle(ALIVE_S, notes, clock)
@@ -346,6 +361,7 @@ class HostAgents:
         elif text:
             mend = "kernels, and so bits, depend on it: give --mixed-hosts to run all the same"
             self._refuse(f"{text}; {mend}", clock())
+        self.hosts = tuple(sorted(self.hellos))
         return True
 
     def probe_links(
@@ -393,14 +409,20 @@ class HostAgents:
     def _missing(self) -> tuple[int, ...]:
         return tuple([i for i in range(self.num_hosts) if i not in self.hellos])
 
+    def _awaited(self) -> set[int]:
+        return set(self.hosts) - self.hellos.keys() - self._absent().keys()
+
     def _look_for_missing(self, server: AgentServer, now_s: float, waited_s: float) -> None:
-        self._refuse(self._absent(), now_s)
+        missing, least = self._missing(), server.least_hosts
+        absent = [why for index, why in sorted(self._absent().items()) if index in missing]
+        if len(absent) > self.num_hosts - least:
+            self._refuse(absent[0], now_s)
         wait_s = server.limits.wait_s
-        if wait_s and waited_s >= wait_s and len(self.hellos) < self.num_hosts:
-            missing = self._missing()
+        if wait_s and waited_s >= wait_s and len(self.hellos) < least:
             number = "host " if len(missing) == 1 else "hosts "
+            of = f"{self.num_hosts}" if least == self.num_hosts else f"{least}:{self.num_hosts}"
             text = (
-                f"{number}{', '.join(map(str, missing))} of {self.num_hosts} did not connect to the"
+                f"{number}{', '.join(map(str, missing))} of {of} did not connect to the"
                 f" launcher at {server.endpoint} within {wait_s:g} s (ACTORFLOW_RANK_SECONDS)"
             )
             self._refuse(text, now_s)
@@ -454,7 +476,8 @@ class HostAgents:
             self._server.close(_GOODBYE_MS)
 
 
-def _name(index: int, hello: AgentHello) -> str:
+def host_name(index: int, hello: AgentHello) -> str:
+    """Return what a host is called in texts, after the word "host"."""
     return f"{index} ({printable(hello.hostname)})"
 
 
@@ -488,8 +511,9 @@ def differences(
                     ours, theirs = _without(ours, theirs), _without(theirs, ours)
                 most = _MOST_DIGITS if name == "script" else _MOST_SHOWN
                 return (
-                    f"host {_name(index, other)} {words} {printable(theirs[:most]) or 'none'}, host"
-                    f" {_name(first, one)} {printable(ours[:most]) or 'none'}: {mend}"
+                    f"host {host_name(index, other)} {words}"
+                    f" {printable(theirs[:most]) or 'none'}, host {host_name(first, one)}"
+                    f" {printable(ours[:most]) or 'none'}: {mend}"
                 )
     return ""
 

@@ -23,6 +23,8 @@ import zmq
 
 from actorflow.distributed.agent import ALIVE_S, Agent
 from actorflow.distributed.agent_messages import (
+    AgentHello,
+    AgentRefused,
     EndRanks,
     RankExited,
     RankStopped,
@@ -32,7 +34,7 @@ from actorflow.distributed.agent_messages import (
     StartRanks,
 )
 from actorflow.distributed.coordinator import Coordinator, places_on, ranks_per_host
-from actorflow.distributed.hosts import AgentLost, HostAgents, News
+from actorflow.distributed.hosts import AgentLost, HostAgents, News, differences, host_name
 from actorflow.distributed.link_probe import KeptLink, stated_link
 from actorflow.distributed.rank_failure import FailureKind, listed
 from actorflow.distributed.restart import (
@@ -62,7 +64,7 @@ class RankLaunch:
 
     Args:
         command: a script and its arguments.
-        num_ranks: how many processes run it.
+        num_ranks: how many processes run it, once all hosts are there.
         wait_s: how long ranks wait for each other, 0 for ever.
         grace_s: how long ranks may take to end by themselves after one has failed.
         restarts: how often all ranks are started again after a failure, within
@@ -120,6 +122,33 @@ def _report(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochSize:
+    """How many hosts and ranks an epoch has, and threads each rank: bits depend on the last two."""
+
+    num_hosts: int
+    num_ranks: int
+    num_threads: int
+
+    def difference(self, before: EpochSize | None, most_hosts: int) -> str:
+        """Return a line for the user where it is not as the epoch before, or as the job may be."""
+        if before is None and self.num_hosts < most_hosts:
+            return (
+                f"{self} on {self.num_hosts} of {most_hosts} hosts; one that comes later has part"
+                " from the next restart on"
+            )
+        if before is None or str(before) == str(self):
+            return ""
+        return (
+            f"{self} from here on, {before} before: batches stay, and losses differ in their last"
+            " bits from those of a run without this change"
+        )
+
+    def __str__(self) -> str:
+        ranks = f"{self.num_ranks} rank{'' if self.num_ranks == 1 else 's'}"
+        return f"{ranks} with {self.num_threads} thread{'' if self.num_threads == 1 else 's'} each"
+
+
+@dataclass(slots=True)
 class Epochs:
     """The epochs of a launch, and the time between them.
 
@@ -134,21 +163,30 @@ class Epochs:
     environ: Mapping[str, str]
     agents: HostAgents
     notes: SignalNotes
+    _size: EpochSize | None = None
 
     def run(self, epoch: int) -> EpochEnd:
-        """Wait for the agents of all hosts, and run an epoch on them. Raises ActorflowError."""
-        asked, agents = self.asked, self.agents
+        """Wait for the agents of hosts, and run an epoch on them. Raises ActorflowError."""
+        agents = self.agents
         # Those of hosts that stayed are there; a host that was lost may come again.
-        if not agents.gather(self.notes, are_mixed=asked.are_hosts_mixed):
+        if not agents.gather(self.notes, are_mixed=self.asked.are_hosts_mixed):
             return EpochEnd(BY_SIGNAL + (self.notes.first or 0), is_stopped=True)
         if agents.link is None:  # once: a restart is to have the plans, and the bits, of the start
             agents.link = self._link()
             return self.run(epoch)  # a host may have been lost meanwhile
-        places = places_on(agents.names, asked.num_ranks)
+        # As many on each host as if all were there.
+        num_ranks = self.asked.num_ranks * len(agents.hosts) // agents.num_hosts
+        asked = replace(self.asked, num_ranks=num_ranks)
+        places = places_on(agents.names, num_ranks)
         coordinator = Coordinator(
-            asked.num_ranks, asked.wait_s, epoch=epoch, address=agents.address, places=places
+            num_ranks, asked.wait_s, epoch=epoch, address=agents.address, places=places
         )
-        return Launcher(asked, self.environ, coordinator, agents, self.notes).run()
+        launcher = Launcher(asked, self.environ, coordinator, agents, self.notes)
+        size = EpochSize(len(agents.hosts), num_ranks, launcher.num_threads)
+        if told := size.difference(self._size, agents.num_hosts):
+            _report(told)
+        self._size = size
+        return launcher.run()
 
     def _link(self) -> str:
         """Return the link between hosts that ranks are told: stated, kept or measured; or ""."""
@@ -233,10 +271,11 @@ class Launcher:
         self._asked, self._environ = asked, environ
         self._coordinator, self._agents = coordinator, agents
         self.notes, self._clock = notes, clock
-        self._names = agents.names
-        self._log_dirs = [agents.hellos[host].log_dir for host in range(agents.num_hosts)]
-        self._counts = ranks_per_host(asked.num_ranks, agents.num_hosts)
-        places = [host for host, count in enumerate(self._counts) for _ in range(count)]
+        self._names = dict(zip(agents.hosts, agents.names, strict=True))
+        self._log_dirs = {host: agents.hellos[host].log_dir for host in agents.hosts}
+        counts = ranks_per_host(asked.num_ranks, len(agents.hosts))
+        self._counts = dict(zip(agents.hosts, counts, strict=True))
+        places = [host for host, count in self._counts.items() for _ in range(count)]
         self._ranks = [_RankState(rank, host) for rank, host in enumerate(places)]
         self._signals: dict[int, dict[int, float]] = {}
         """By signal and host that received it: when it first came, by the clock."""
@@ -291,20 +330,21 @@ class Launcher:
 
     def start(self) -> None:
         """Tell the agents to start the process of each rank."""
-        now_s, epoch, threads = self._clock(), self._coordinator.epoch, self._num_threads()
-        for host in range(self._agents.num_hosts):
+        now_s, epoch, threads = self._clock(), self._coordinator.epoch, self.num_threads
+        for host in self._agents.hosts:
             keys = [self._coordinator.keys(rank.rank) for rank in self._ranks if rank.host == host]
             packed = tuple([one.to_bytes() for one in keys])
             self._agents.tell(
                 host, StartRanks(epoch, threads, self._agents.link or "", packed), now_s
             )
 
-    def _num_threads(self) -> int:
-        """Return the threads of a rank, the same for all: kernels, and so bits, depend on them."""
+    @property
+    def num_threads(self) -> int:
+        """The threads of a rank, the same for all: kernels, and so bits, depend on them."""
         if text := self._environ.get("ACTORFLOW_THREADS"):
             return int(text)
         hellos = self._agents.hellos
-        return max(1, min([hellos[h].num_cores // n for h, n in enumerate(self._counts)]))
+        return max(1, min([hellos[h].num_cores // n for h, n in self._counts.items()]))
 
     def _pass_on(self, number: int, host: int, came_s: float, now_s: float) -> None:
         """Pass a signal on to all ranks, which a host received; several copies are one wish."""
@@ -325,6 +365,8 @@ class Launcher:
             self._lose(host, news, now_s)
         elif isinstance(news, SignalReceived):
             self._pass_on(news.signal, host, now_s, now_s)
+        elif isinstance(news, AgentHello) and host not in self._names:
+            self._greet(host, news, now_s)
         if not isinstance(news, RankUnstarted | RankExited | RankStopped):
             return
         if news.epoch != self._coordinator.epoch:
@@ -342,6 +384,13 @@ class Launcher:
                 f"rank {rank.rank} of {len(self._ranks)} cannot be started"
                 f"{self._on_host(rank)}: {news.reason}; those that were are ended again"
             )
+
+    def _greet(self, host: int, hello: AgentHello, now_s: float) -> None:
+        """Tell of a host that came late; refuse one that would end the next epoch."""
+        text = differences({**self._agents.hellos, host: hello})
+        if text:
+            self._agents.tell(host, AgentRefused(text), now_s)
+        _report(text or f"host {host_name(host, hello)} came; it has part from the next restart on")
 
     def _exited(self, rank: _RankState, news: RankExited, now_s: float) -> None:
         rank.code = -news.signal if news.signal else news.status
@@ -465,7 +514,7 @@ class Launcher:
     def _logs(self) -> str:
         """Return the files with what ranks printed, by host; "" where there are none."""
         by_host = list[str]()
-        for host, folder in enumerate(self._log_dirs):
+        for host, folder in self._log_dirs.items():
             ranks = [rank for rank in self._ranks if rank.host == host and rank.rank > 0]
             if folder and ranks:
                 files = f"{folder}/rank-{ranks[0].rank}.log"

@@ -23,6 +23,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -54,7 +55,7 @@ def launch_by_ray(
     environ: Mapping[str, str],
     address: str,
     num_hosts: int,
-    silence_s: float,
+    limits: HostLimits,
 ) -> int:
     """Run a script as several ranks on hosts of Ray; return the job's exit status.
 
@@ -63,18 +64,21 @@ def launch_by_ray(
         environ: the launcher's environment; what begins with ACTORFLOW_ is given to all hosts.
         address: "local", "auto", or host and port of Ray's head.
         num_hosts: how many hosts run ranks.
-        silence_s: how long the agent of a host may be silent.
+        limits: how long hosts are waited for, and how many are enough.
 
     Raises ActorflowError where Ray is not installed, cannot be reached, has too few hosts, or where
     agents cannot be started.
     """
     with ExitStack() as stack:
         own_address = stack.enter_context(_connected(address, num_hosts, environ))
-        hosts = RayHosts(num_hosts, asked.wait_s, environ)
+        hosts = RayHosts(num_hosts, limits, environ)
         stack.callback(hosts.close)
-        limits = HostLimits(asked.wait_s, silence_s)
+        if hosts.num_hosts < num_hosts:
+            text = f"Ray has room on {hosts.num_hosts} of {num_hosts} hosts, for this whole launch"
+            print(f"actorflow launch: {text}", file=sys.stderr, flush=True)
+        asked = replace(asked, num_ranks=asked.num_ranks * hosts.num_hosts // num_hosts)
         secret = secrets.token_bytes(SECRET_BYTES)
-        server = AgentServer(num_hosts, secret, (own_address, 0), limits)
+        server = AgentServer(hosts.num_hosts, secret, (own_address, 0), limits)
 
         def start_agents(missing: tuple[int, ...]) -> None:
             hosts.start({index: server.keys(index, tuple(asked.command)) for index in missing})
@@ -135,49 +139,56 @@ class HostActor:
 class RayHosts:
     """The hosts of a job in Ray's hands: an actor on each, never two on one.
 
+    Attributes:
+        num_hosts: how many Ray has room on, at most as many as were asked for.
+
     Args:
-        num_hosts: how many.
-        wait_s: how long Ray may take to find room on so many, 0 for ever.
+        num_hosts: how many are asked for.
+        limits: how many are enough, and how long Ray may take to find room on so many.
         environ: see `launch_by_ray`.
 
     Raises ActorflowError where Ray has too few hosts, or has no room on them in time.
     """
 
-    def __init__(self, num_hosts: int, wait_s: float, environ: Mapping[str, str]) -> None:
+    def __init__(self, num_hosts: int, limits: HostLimits, environ: Mapping[str, str]) -> None:
         import ray
-        from ray.util.placement_group import placement_group
 
-        self._num_hosts = num_hosts
         self._variables = tuple((k, v) for k, v in environ.items() if k.startswith(_PREFIX))
         self._actors: dict[int, Any] = {}
         self._relays: list[threading.Thread] = []
         self._ended: dict[int, str] = {}
         """Why nothing more comes from a host; written by its relay, one key each."""
         alive = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) >= 1]
-        if len(alive) < num_hosts:
+        least = limits.least_hosts or num_hosts
+        if len(alive) < least:
             raise ActorflowError(
-                f"--hosts {num_hosts}: Ray has {_hosts(len(alive))} with a CPU; start more by 'ray"
-                " start --address', or ask for fewer"
+                f"--hosts {_range(least, num_hosts)}: Ray has {_hosts(len(alive))} with a CPU;"
+                " start more by 'ray start --address', or ask for fewer"
             )
-        self._group = placement_group([{"CPU": 1}] * num_hosts, strategy="STRICT_SPREAD")
-        if not _is_placed(self._group.wait, wait_s):
-            raise ActorflowError(
-                f"--hosts {num_hosts}: Ray has {_hosts(len(alive))}, but found no free CPU on"
-                f" {num_hosts} of them within {wait_s:g} s (ACTORFLOW_RANK_SECONDS); 'ray status'"
-                " says what they are used for"
-            )
+        # Fewer and fewer, as all bundles of a group are placed or none.
+        for count in range(min(num_hosts, len(alive)), least - 1, -1):
+            wait_s = limits.wait_s if count == least else max(1.0, limits.grace_s)
+            self._group = _placed(count, wait_s)
+            if self._group is not None:
+                self.num_hosts = count
+                return
+        raise ActorflowError(
+            f"--hosts {_range(least, num_hosts)}: Ray has {_hosts(len(alive))}, but found no free"
+            f" CPU on {least} of them within {limits.wait_s:g} s (ACTORFLOW_RANK_SECONDS); 'ray"
+            " status' says what they are used for"
+        )
 
     def start(self, keys: Mapping[int, AgentKeys]) -> None:
         """Start the agents of hosts by their numbers, in place of those that were there.
 
-        Raises ActorflowError where one cannot be started.
+        Waits for none of them: agents of other hosts are to be answered meanwhile. `absent` tells
+        of one that could not be started.
         """
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         # One call reads output at a time, another may ask for a problem.
         options = {"num_cpus": 1, "max_concurrency": 2, "max_restarts": 0}
-        problems: dict[int, Any] = {}
         for index, own in keys.items():
             if (before := self._actors.pop(index, None)) is not None:
                 ray.kill(before)
@@ -187,28 +198,15 @@ class RayHosts:
             )
             made = ray.remote(HostActor).options(scheduling_strategy=place, **options)
             actor = made.remote(own.to_bytes(), self._variables, str(Path.cwd()))
-            self._actors[index], problems[index] = actor, actor.problem.remote()
-        for index, asked in problems.items():  # all start meanwhile
-            try:
-                problem = ray.get(asked, timeout=_START_S)
-            except ray.exceptions.RayError as error:
-                problem = _last_line(str(error))
-            if problem:
-                text = f"host {index} of {self._num_hosts}: no agent there: {problem}"
-                raise ActorflowError(text)
-            relay = threading.Thread(
-                target=self._relay, args=(index, self._actors[index]), daemon=True
-            )
+            self._actors[index] = actor
+            relay = threading.Thread(target=self._relay, args=(index, actor), daemon=True)
             self._relays.append(relay)
             relay.start()
 
-    def absent(self) -> str:
-        """Return which host cannot come any more, and why; "" if all may."""
-        ended = sorted(self._ended.items())
-        if not ended:
-            return ""
-        index, reason = ended[0]
-        return f"host {index} of {self._num_hosts} cannot come: {reason}; it printed what is above"
+    def absent(self) -> dict[int, str]:
+        """Return which hosts cannot come any more, and why."""
+        of = self.num_hosts
+        return {i: f"host {i} of {of} cannot come: {why}" for i, why in tuple(self._ended.items())}
 
     def close(self) -> None:
         """Print what is under way, and end what is left. The agents have been told to end."""
@@ -224,16 +222,33 @@ class RayHosts:
         """Print what a host prints, until its agent has ended or the actor has died."""
         import ray
 
-        reason, is_over = "its agent has ended", False
         try:
+            reason = str(ray.get(actor.problem.remote(), timeout=_START_S))
+            is_over = bool(reason)
             while not is_over:
                 out, err, is_over = ray.get(actor.read_output.remote())
                 _write(sys.stdout.buffer, out)
                 _write(sys.stderr.buffer, err)
+            reason = reason or "its agent has ended; it printed what is above"
+        except ray.exceptions.GetTimeoutError:
+            ray.kill(actor)  # one that came later would print to nobody
+            reason = f"Ray has started no actor there within {_START_S:g} s"
         except ray.exceptions.RayError as error:
             reason = f"Ray lost its actor: {_last_line(str(error))}"
         if self._actors.get(index) is actor:  # and none that was started in its place
             self._ended[index] = reason
+
+
+def _placed(num_hosts: int, wait_s: float) -> Any:
+    """Return a group of as many bundles, each on a host of its own; None where it has no place."""
+    import ray
+    from ray.util.placement_group import placement_group
+
+    group = placement_group([{"CPU": 1}] * num_hosts, strategy="STRICT_SPREAD")
+    if _is_placed(group.wait, wait_s):
+        return group
+    ray.util.remove_placement_group(group)
+    return None
 
 
 def _is_placed(wait: Callable[[int], bool], wait_s: float) -> bool:
@@ -349,6 +364,10 @@ def check_answer(
 def _last_line(text: str) -> str:
     lines: Sequence[str] = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "Ray gives no reason"
+
+
+def _range(least: int, most: int) -> str:
+    return f"{most}" if least == most else f"{least}:{most}"
 
 
 def _hosts(count: int) -> str:

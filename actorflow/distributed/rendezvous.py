@@ -12,7 +12,7 @@ import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,14 +30,14 @@ class HostOfJob:
     """This host among those of its job.
 
     `index` is its number among `num_hosts`, `launcher` the host and port of host 0, `secret` that
-    of the job. A host that is silent for `silence_s` is lost.
+    of the job, `limits` how long hosts wait for each other.
     """
 
     index: int
     num_hosts: int
     launcher: tuple[str, int]
     secret: bytes
-    silence_s: float
+    limits: HostLimits
 
 
 def launch_on_hosts(asked: RankLaunch, environ: Mapping[str, str], here: HostOfJob) -> int:
@@ -46,8 +46,7 @@ def launch_on_hosts(asked: RankLaunch, environ: Mapping[str, str], here: HostOfJ
     Host 0 is the launcher and an agent, every other one an agent alone. Raises ActorflowError as
     `launch` does, and CompileError for an address that cannot be listened on.
     """
-    limits = HostLimits(asked.wait_s, here.silence_s)
-    name, port = here.launcher
+    limits, (name, port) = here.limits, here.launcher
     if here.index > 0:
         endpoint = f"tcp://{name}:{port}"
         keys = agent_keys(here.secret, here.index, here.num_hosts, endpoint, limits, asked.command)
@@ -74,12 +73,16 @@ DEFAULT_PORT = 29_400
 _LARGEST_PORT = 65_535
 
 
-def host_index(option: int | None, num_hosts: int, environ: Mapping[str, str]) -> int:
+def host_index(
+    option: int | None, num_hosts: int, environ: Mapping[str, str], least_hosts: int | None = None
+) -> int:
     """Return which host of the job this is, from an option or from the environment.
 
-    Raises CompileError where nothing says it, or it is not a number from 0 to `num_hosts` - 1.
+    `least_hosts` are enough to start, None for all `num_hosts`. Raises CompileError where nothing
+    says the number, or it is not one from 0 to `num_hosts` - 1.
     """
-    said, text = ("--host-index", str(option)) if option is not None else _said(num_hosts, environ)
+    sizes = [str(size) for size in range(least_hosts or num_hosts, num_hosts + 1)]
+    said, text = ("--host-index", str(option)) if option is not None else _said(sizes, environ)
     if not said:
         names = ", ".join([name for name, _ in _INDEX_VARIABLES])
         raise CompileError(
@@ -94,10 +97,10 @@ def host_index(option: int | None, num_hosts: int, environ: Mapping[str, str]) -
     return int(text)
 
 
-def _said(num_hosts: int, environ: Mapping[str, str]) -> tuple[str, str]:
+def _said(sizes: Sequence[str], environ: Mapping[str, str]) -> tuple[str, str]:
     for name, size in _INDEX_VARIABLES:
         text = environ.get(name, "").strip()
-        if text and (not size or environ.get(size, "").strip() == str(num_hosts)):
+        if text and (not size or environ.get(size, "").strip() in sizes):
             return name, text
     return "", ""
 

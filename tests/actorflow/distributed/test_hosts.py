@@ -32,13 +32,12 @@ HELLO = AgentHello("nodeB", "0.1", "3.11.7", "ab" * 32, 8)
 
 
 class Hosts:
-    """A server of two agents whose time is what a test says, and clients that connect to it."""
+    """A server of agents whose time is what a test says, and clients that connect to it."""
 
-    def __init__(self):
-        limits = HostLimits(60.0, SILENCE_S)
+    def __init__(self, num_hosts=2, limits=LIMITS):
         self.refused, self.clients, self.now_s = [], [], 0.0
         self.server = AgentServer(
-            2, b"s" * 32, ("127.0.0.1", 0), limits,
+            num_hosts, b"s" * 32, ("127.0.0.1", 0), limits,
             clock=lambda: 0.0, refused=self.refused.append, handshake_ms=500,
         )  # fmt: skip
 
@@ -273,6 +272,70 @@ def test_agents_are_started_on_hosts_that_have_none(hosts):
         agents.turn({}, 0.0)
     assert agents.gather(clock=lambda: 0.0)
     assert started == [(0, 1), (0,)]
+
+
+@pytest.fixture
+def elastic():
+    """Two of three hosts are enough."""
+    all_hosts = Hosts(3, HostLimits(60.0, SILENCE_S, least_hosts=2, grace_s=30.0))
+    yield all_hosts
+    all_hosts.close()
+
+
+def test_hosts_that_are_enough_wait_for_the_others_for_the_grace_time(elastic):
+    agents = HostAgents(zmq.Poller(), None, elastic.server)
+    for index in (0, 2):
+        said(elastic, agents, index)
+    times = iter([0.0, 29.0, 30.0, 30.0])
+    assert agents.gather(clock=lambda: next(times))
+    assert (agents.hosts, agents.names) == ((0, 2), ("0 (nodeB)", "2 (nodeB)"))
+    # One that came meanwhile has part; who was absent before is not waited for again.
+    said(elastic, agents, 1)
+    assert agents.gather(clock=lambda: 100.0)
+    assert agents.hosts == (0, 1, 2)
+
+
+def test_a_host_that_is_lost_is_waited_for_until_the_grace_time_is_over(elastic):
+    agents = HostAgents(zmq.Poller(), None, elastic.server)
+    clients = [said(elastic, agents, index) for index in range(3)]
+    assert agents.gather(clock=lambda: 0.0)
+    elastic.clients.remove(clients[1])
+    clients[1].close()
+    while 1 in agents.hellos:
+        elastic.poll()
+        agents.turn({}, 0.0)
+    times = iter([0.0, 29.0, 30.0, 30.0])
+    assert agents.gather(clock=lambda: next(times))
+    assert agents.hosts == (0, 2)
+    assert agents.gather(clock=lambda: 60.0)  # at once: it is not awaited any more
+    assert agents.hosts == (0, 2)
+
+
+def test_fewer_hosts_than_are_needed_are_waited_for_and_named(elastic):
+    agents = HostAgents(zmq.Poller(), None, elastic.server)
+    said(elastic, agents, 0)
+    times = iter([0.0, 59.0, 60.0, 60.0])
+    with pytest.raises(ActorflowError, match=r"hosts 1, 2 of 2:3 did not connect .* within 60 s"):
+        agents.gather(clock=lambda: next(times, 60.0))
+
+
+def test_hosts_that_cannot_come_are_not_waited_for_where_others_are_enough(elastic):
+    absent = {1: "host 1 of 3 cannot come: no agent there"}
+    agents = HostAgents(zmq.Poller(), None, elastic.server, lambda: absent)
+    said(elastic, agents, 0)
+    said(elastic, agents, 2)
+    assert agents.gather(clock=lambda: 0.0)
+    assert agents.hosts == (0, 2)
+
+
+def said(hosts, agents, index):
+    """Connect the agent of a host; return its client once the agents know it."""
+    client = hosts.client(index=index, name=b"%d.a" % index)
+    client.socket.send_multipart(encode(HELLO))
+    while index not in agents.hellos:
+        assert hosts.poll()
+        agents.turn({}, 0.0)
+    return client
 
 
 def test_a_signal_to_an_agent_ends_the_wait_for_hosts(hosts):

@@ -1,6 +1,7 @@
 """One job on several hosts: each is a process of the command on this machine, with its index."""
 
 import os
+import re
 import signal
 import socket
 from contextlib import closing
@@ -186,6 +187,29 @@ def test_a_host_that_was_lost_and_comes_again_has_part_in_the_next_epoch(hosts, 
     assert ") is lost: its host was lost: its agent has ended\nactorflow launch: restart 1" in err
     assert err.endswith(STARTED_TWICE)
     assert end_of(second) == (0, "", "")
+
+
+@pytest.mark.slow
+def test_a_job_starts_with_the_hosts_that_came_and_goes_on_with_those_that_are_left(hosts, tells):
+    """Three hosts at most. Host 1 comes late, and is there when host 2 is lost."""
+    some = {"--hosts": "2:3", "--restarts": 3, "--host-grace": 1}.items()
+    third = hosts(2, ONCE, n=3, options=some)
+    first = hosts(0, ONCE, n=3, options=some)
+    tells(2)
+    late = hosts(1, ONCE, n=3, options=some)
+    lines = [first.stderr.readline() for _ in range(2)]
+    assert lines[0].endswith(
+        " each on 2 of 3 hosts; one that comes later has part from the next restart on\n"
+    )
+    assert re.fullmatch(r"actorflow launch: host 1 \(.*\) came; it has part .*\n", lines[1])
+    third.kill()
+    code, _, err = end_of(first)
+    assert code == 0
+    assert "rank 1 on host 2 (" in err
+    assert err.endswith(STARTED_TWICE)
+    assert end_of(late) == (0, "", "")
+    parents = [parent for rank, (_, parent) in tells(4).items() if rank == 1]
+    assert parents == [late.pid]
 
 
 def test_a_signal_to_one_agent_stops_the_ranks_of_all_hosts(hosts, tells):

@@ -11,6 +11,7 @@ import pytest
 from launching import ENOUGH_S, end_of, insist, launcher
 from process_ends import are_gone, tells_of
 
+from actorflow.cli.main import main
 from actorflow.distributed.messages import RankKeys
 from actorflow.distributed.rank_process import (
     MOST_BYTES,
@@ -337,6 +338,23 @@ def test_bad_arguments_are_refused(arguments, said):
     done = subprocess.run(own, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode in (1, 2)
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-n4", "--hosts", "4:2"], "--hosts 4:2: expected MIN:MAX with MIN at most MAX; write"),
+        (["-n4", "--hosts", "0:2"], "--hosts: expected 1 to 4 hosts for -n 4, came 0:2"),
+        (["-n4", "--hosts", "2:"], "expected a number of hosts, or MIN:MAX such as 2:4, came '2:'"),
+        (["-n4", "--hosts", "2:8"], "--hosts: expected 1 to 4 hosts for -n 4, came 2:8"),
+        (["-n6", "--hosts", "2:4"], "-n 6: expected a multiple of 4 for --hosts 2:4, since all"),
+        (["-n4", "--hosts", "4", "--host-grace", "3"], "--host-grace is for --hosts MIN:MAX"),
+        (["-n4", "--hosts", "2:4", "--host-grace", "-1"], "--host-grace: expected 0 to 86,400"),
+    ],
+)
+def test_bad_numbers_of_hosts_are_refused(arguments, said, capsys):
+    assert main(["launch", *arguments, __file__]) == 1
+    assert said in capsys.readouterr().err
 
 
 def test_cores_are_divided_among_neighbours():

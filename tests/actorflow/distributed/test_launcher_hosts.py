@@ -17,7 +17,7 @@ from actorflow.distributed.agent_messages import (
 )
 from actorflow.distributed.coordinator import Coordinator, places_on
 from actorflow.distributed.hosts import AgentLost, HostAgents
-from actorflow.distributed.launcher import Launcher, RankLaunch
+from actorflow.distributed.launcher import EpochSize, Launcher, RankLaunch
 from actorflow.distributed.messages import RankKeys
 from actorflow.distributed.signal_notes import SignalNotes
 from compiler.contract.errors import ActorflowError
@@ -28,12 +28,12 @@ CORES = (8, 5)
 class FakeAgents(HostAgents):
     """Two hosts that say what a test says, and note what they are told."""
 
-    def __init__(self, log_dir=""):
+    def __init__(self, hosts=(0, 1), log_dir=""):
         super().__init__(zmq.Poller(), None)
-        self.num_hosts = len(CORES)
+        self.num_hosts, self.hosts = hosts[-1] + 1, hosts
         self.hellos = {
             host: AgentHello(f"node{host}", "", "", "", cores, log_dir and f"{log_dir}{host}")
-            for host, cores in enumerate(CORES)
+            for host, cores in zip(hosts, CORES, strict=True)
         }
         self.told, self.news = [], []
 
@@ -48,8 +48,8 @@ class FakeAgents(HostAgents):
 class Job:
     """A launcher of 3 ranks on two hosts: 0 and 1 on the first one."""
 
-    def __init__(self, **environ):
-        self.agents = FakeAgents()
+    def __init__(self, hosts=(0, 1), **environ):
+        self.agents = FakeAgents(hosts)
         places = places_on(self.agents.names, 3)
         self.coordinator = Coordinator(3, 600.0, places=places)
         asked = RankLaunch(("x",), 3, 600.0, 10.0)
@@ -91,6 +91,39 @@ def test_a_number_of_threads_that_the_user_set_stands():
     job = Job(ACTORFLOW_THREADS="3")
     assert {one.num_threads for _, one in job.started} == {3}
     job.coordinator.close()
+
+
+def test_the_hosts_that_are_there_have_the_ranks_and_keep_their_numbers(capsys):
+    job = Job(hosts=(0, 2))
+    keys = {host: [RankKeys.from_bytes(one) for one in told.keys] for host, told in job.started}
+    places = {host: [(k.rank, k.host, k.num_local) for k in ks] for host, ks in keys.items()}
+    assert places == {0: [(0, "0 (node0)", 2), (1, "0 (node0)", 2)], 2: [(2, "2 (node2)", 1)]}
+    text = "host 1 (node1) has Python 3.9, host 0 (node0) none: install the same version on all"
+    ((host, refused),) = job.says(1, AgentHello("node1", "", "3.9", "", 4))
+    assert (host, refused.reason) == (1, f"{text} hosts")
+    assert capsys.readouterr().err.startswith(f"actorflow launch: {text}")
+    assert job.says(1, AgentHello("node1", "", "", "", 4)) == []
+    assert job.says(1, AgentLost("was lost: its agent has ended")) == []
+    assert job.coordinator.failure is None
+    job.says(2, AgentLost("was lost: its agent has ended"))
+    assert job.coordinator.failure.told.startswith("rank 2 on host 2 (node2) is lost")
+    text = "actorflow launch: host 1 (node1) came; it has part from the next restart on\n"
+    assert capsys.readouterr().err == text
+    job.coordinator.close()
+
+
+def test_a_change_of_ranks_or_threads_is_told_since_bits_depend_on_both():
+    some = EpochSize(2, 4, 1)
+    assert EpochSize(4, 8, 1).difference(None, 4) == some.difference(some, 4) == ""
+    assert EpochSize(1, 4, 1).difference(some, 4) == ""
+    assert some.difference(None, 4) == (
+        "4 ranks with 1 thread each on 2 of 4 hosts; one that comes later has part from the next"
+        " restart on"
+    )
+    assert EpochSize(1, 1, 2).difference(some, 4) == (
+        "1 rank with 2 threads each from here on, 4 ranks with 1 thread each before: batches stay,"
+        " and losses differ in their last bits from those of a run without this change"
+    )
 
 
 def test_a_rank_that_dies_is_named_with_its_host_and_ends_the_others(job):
@@ -148,7 +181,7 @@ def test_signals_to_several_hosts_are_one_wish_and_a_second_one_of_a_host_ends_a
 
 
 def test_a_failure_is_followed_by_the_files_of_each_host_with_what_its_ranks_printed(capsys):
-    agents, notes = FakeAgents("/logs"), SignalNotes(lambda: 0.0)
+    agents, notes = FakeAgents(log_dir="/logs"), SignalNotes(lambda: 0.0)
     coordinator = Coordinator(3, 600.0, places=places_on(agents.names, 3))
     asked = RankLaunch(("x",), 3, 600.0, 10.0)
     launcher = Launcher(asked, {}, coordinator, agents, notes, clock=lambda: 0.0)

@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import zmq
@@ -16,7 +18,13 @@ from launching import end_of
 from actorflow.distributed.agent_messages import HostLimits
 from actorflow.distributed.hosts import AgentServer, HostAgents
 from actorflow.distributed.launcher import RankLaunch
-from actorflow.distributed.ray_hosts import HostActor, check_answer, check_token, launch_by_ray
+from actorflow.distributed.ray_hosts import (
+    HostActor,
+    RayHosts,
+    check_answer,
+    check_token,
+    launch_by_ray,
+)
 from compiler.contract.errors import ActorflowError
 
 ASKED = RankLaunch(("script.py",), 2, 60.0, 1.0)
@@ -71,19 +79,19 @@ def test_an_answer_is_all_that_is_asked_for():
 )
 def test_what_cannot_work_is_refused_before_anything_starts(address, num_hosts):
     with raises(ActorflowError):
-        launch_by_ray(ASKED, {}, address, num_hosts, 15.0)
+        launch_by_ray(ASKED, {}, address, num_hosts, HostLimits(60.0, 15.0))
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     environ = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "secret"}
     with raises(ActorflowError):
-        launch_by_ray(ASKED, environ, "head:6379", 2, 15.0)
+        launch_by_ray(ASKED, environ, "head:6379", 2, HostLimits(60.0, 15.0))
 
 
 def test_a_host_that_cannot_come_ends_the_launch_before_its_time():
     server = AgentServer(2, b"s" * 32, ("127.0.0.1", 0), HostLimits(600.0, 15.0))
-    reasons = iter(["", "host 1 of 2: its agent has ended"])
+    reasons = iter([{}, {}, {1: "host 1 of 2: its agent has ended"}])
     agents = HostAgents(zmq.Poller(), None, server, lambda: next(reasons))
     try:
         with raises(ActorflowError):
@@ -100,6 +108,64 @@ def test_a_folder_that_a_host_lacks_is_named(tmp_path):
     assert os.getcwd() == before
 
 
+class FakeRay(ModuleType):
+    """A Ray of hosts on which actors never start; it notes how many bundles are asked for."""
+
+    def __init__(self, alive, free):
+        super().__init__("ray")
+        self.asked, self.over = [], threading.Event()
+        self.exceptions = SimpleNamespace(GetTimeoutError=TimeoutError, RayError=ConnectionError)
+        self.util = SimpleNamespace(remove_placement_group=lambda group: None)
+        self.nodes = lambda: [{"Alive": True, "Resources": {"CPU": 1}}] * alive
+        self.kill = lambda actor: None
+        place = ModuleType("ray.util.placement_group")
+        place.placement_group = lambda bundles, strategy: SimpleNamespace(
+            wait=lambda seconds: self.asked.append(len(bundles)) or len(bundles) <= free
+        )
+        strategies = ModuleType("ray.util.scheduling_strategies")
+        strategies.PlacementGroupSchedulingStrategy = lambda group, **bundle: bundle
+        self.modules = {"ray": self, place.__name__: place, strategies.__name__: strategies}
+
+    def remote(self, made):
+        actor = SimpleNamespace(problem=SimpleNamespace(remote=lambda: None))
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: actor))
+
+    def get(self, asked, timeout):
+        self.over.wait()
+        raise self.exceptions.GetTimeoutError
+
+
+def hosts_of(ray, monkeypatch, *arguments):
+    for name, module in ray.modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return RayHosts(*arguments, {})
+
+
+def test_as_many_hosts_are_taken_as_ray_has_room_on(monkeypatch):
+    limits = HostLimits(2.0, 15.0, least_hosts=2, grace_s=0.0)
+    ray = FakeRay(alive=4, free=3)
+    assert hosts_of(ray, monkeypatch, 5, limits).num_hosts == 3
+    assert ray.asked == [4, 3]
+    with raises(ActorflowError):
+        hosts_of(FakeRay(alive=4, free=1), monkeypatch, 5, limits)
+    with raises(ActorflowError):
+        hosts_of(FakeRay(alive=1, free=1), monkeypatch, 5, limits)
+
+
+def test_an_agent_that_ray_starts_is_not_waited_for_and_one_that_does_not_come_is_told(monkeypatch):
+    """The agents of other hosts would take a launcher that waits for lost."""
+    ray = FakeRay(alive=1, free=1)
+    hosts = hosts_of(ray, monkeypatch, 1, HostLimits(2.0, 15.0))
+    server = AgentServer(1, b"s" * 32, ("127.0.0.1", 0), HostLimits(600.0, 15.0))
+    hosts.start({0: server.keys(0, ("x.py",))})
+    assert hosts.absent() == {}
+    ray.over.set()
+    hosts.close()
+    server.close()
+    text = "host 0 of 1 cannot come: Ray has started no actor there within 60 s"
+    assert hosts.absent() == {0: text}
+
+
 CLUSTER = """
 import sys
 from ray.cluster_utils import Cluster
@@ -108,9 +174,14 @@ from ray.cluster_utils import Cluster
 node = {"num_cpus": 1, "object_store_memory": 80 << 20}
 head = {**node, "include_dashboard": False, "node_ip_address": "127.0.0.2"}
 cluster = Cluster(initialize_head=True, head_node_args=head)
-cluster.add_node(node_ip_address="127.0.0.3", **node)
+other = cluster.add_node(node_ip_address="127.0.0.3", **node)
 print(cluster.address, flush=True)
-sys.stdin.read()
+for line in sys.stdin:  # a word of it removes the second node, another one adds it again
+    if line == "remove\\n":
+        cluster.remove_node(other, allow_graceful=False)
+    else:
+        other = cluster.add_node(node_ip_address="127.0.0.3", **node)
+    print(line, flush=True)
 cluster.shutdown()
 """
 SCRIPT = """
@@ -123,6 +194,8 @@ agent = os.getppid()
 actor = Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1]
 absent = [name for name in ("OMP_NUM_THREADS", "RAY_AUTH_TOKEN") if name not in os.environ]
 seen = os.environ["MASTER_ADDR"], os.environ["LOCAL_WORLD_SIZE"], os.environ["ACTORFLOW_SEED"]
+if member is None:
+    sys.exit(print("alone"))
 print(member.all_gather_object("say", (member.rank, *seen, len(absent))), flush=True)
 print(*member.all_gather_object("name", actor), flush=True)
 if sys.argv[1:] == ["wait"] or (*sys.argv[1:], os.environ["ACTORFLOW_EPOCH"]) == ("wait once", "1"):
@@ -143,22 +216,29 @@ def cluster():
         while not re.fullmatch(r"127\.0\.0\.2:\d+", address):
             address = process.stdout.readline().strip()
             assert address or process.poll() is None
-        yield {**environ, "ADDRESS": address}
+
+        def say(word):
+            process.stdin.write(f"{word}\n")
+            process.stdin.flush()
+            while process.stdout.readline().strip() != word:
+                assert process.poll() is None
+
+        yield {**environ, "ADDRESS": address}, say
         process.stdin.close()
 
 
 @pytest.fixture
 def launched(cluster, tmp_path):
     """Return a function that starts a launch on the cluster; what is left is killed."""
-    script, started = tmp_path / "script.py", []
+    script, started, (of_cluster, _) = tmp_path / "script.py", [], cluster
     script.write_text(SCRIPT)
 
-    def start(*arguments, num_hosts=2, restarts=0, **environ):
-        options = ["--ray", cluster["ADDRESS"], "--hosts", str(num_hosts), "-n", str(num_hosts)]
-        options += ["--restarts", str(restarts)]
+    def start(*arguments, hosts="2", restarts=0, options=(), **environ):
+        options = [*options, "--ray", of_cluster["ADDRESS"], "--restarts", str(restarts)]
+        options += ["--hosts", hosts, "-n", hosts.rpartition(":")[2]]
         command = [sys.executable, "-m", "actorflow", "launch", "--grace", "1", *options]
         process = subprocess.Popen(
-            [*command, str(script), *arguments], env={**cluster, **environ}, cwd=tmp_path,
+            [*command, str(script), *arguments], env={**of_cluster, **environ}, cwd=tmp_path,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         started.append(process)
@@ -208,6 +288,26 @@ def test_a_host_whose_actor_was_killed_gets_another_one_for_the_next_epoch(launc
 
 @pytest.mark.extra("ray")
 @pytest.mark.slow
+def test_a_job_takes_the_hosts_that_ray_has_and_goes_on_with_those_that_are_left(launched, cluster):
+    """Two of three at most, and then one: its bundle stays empty, and is not waited for long."""
+    say = cluster[1]
+    process = launched("wait once", hosts="1:3", restarts=1, options=["--host-grace", "3"])
+    first = process.stdout.readline()
+    process.stdout.readline()
+    say("remove")
+    try:
+        status, out, err = end_of(process)
+    finally:
+        say("add")
+    assert first.strip() == str([(rank, "127.0.0.2", "1", "7", 2) for rank in range(2)])
+    assert status == 0, err
+    assert "alone" in out.splitlines()
+    assert err.startswith("actorflow launch: Ray has room on 2 of 3 hosts, for this whole launch\n")
+    assert "actorflow launch: 1 rank with " in err
+
+
+@pytest.mark.extra("ray")
+@pytest.mark.slow
 def test_a_ray_of_this_machine_alone_needs_no_token(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -227,7 +327,7 @@ def test_a_ray_of_this_machine_alone_needs_no_token(tmp_path):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"num_hosts": 3}, "--hosts 3: Ray has 2 hosts with a CPU; start more by 'ray start"),
+        ({"hosts": "3"}, "--hosts 3: Ray has 2 hosts with a CPU; start more by 'ray start"),
         ({"RAY_AUTH_TOKEN": "b" * 64}, "Ray does not take the token; give the RAY_AUTH_TOKEN with"),
     ],
     ids=["too_few", "wrong_token"],
