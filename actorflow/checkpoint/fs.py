@@ -89,6 +89,17 @@ class Fs:
             os.write(fd, owner.encode()[:_OWNER_BYTES])
         return fd
 
+    def lock_owner(self, path: Path) -> str:
+        """Return what the last one to lock a file noted in it; "" where nobody did."""
+        try:
+            fd = open_regular(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return ""
+        try:
+            return os.pread(fd, _OWNER_BYTES, 0).decode("utf-8", "replace").strip()
+        finally:
+            os.close(fd)
+
     def create(self, path: Path) -> int:
         """Create a file to write; a name that exists, even as a dangling link, is refused."""
         return create_regular(path, 0o644)
@@ -266,6 +277,7 @@ LOCK_NAME = ".lock"
 MANIFEST_NAME = "manifest.json"
 
 _STEP = re.compile(r"step-([0-9]{10})\Z")
+_TMP = re.compile(r"\.tmp-([0-9]{10})-[0-9a-f]{32}\Z")
 _ASIDE = re.compile(r"\.aside-step-([0-9]{10})-[0-9a-f]{32}\Z")
 _LEFTOVER = re.compile(r"(\.(tmp|trash-step)-[0-9]{10}|nonce)-[0-9a-f]{32}\Z")
 
@@ -293,8 +305,8 @@ def aside_step_of(name: str) -> int | None:
 
 
 def any_step_of(name: str) -> int:
-    """Return the step of a final name or of a version set aside, -1 for any other name."""
-    match = _STEP.match(name) or _ASIDE.match(name)
+    """Return the step of a final name, or of a version set aside or under way; -1 for others."""
+    match = _STEP.match(name) or _ASIDE.match(name) or _TMP.match(name)
     return int(match[1]) if match else -1
 
 
@@ -323,9 +335,36 @@ def trash_name(step: int, attempt: str) -> str:
     return f".trash-{step_name(step)}-{attempt}"
 
 
+# A writer that was taken for lost may still exist, on a host that was cut off or stood still. It
+# may have all votes for a checkpoint, so that only the rename is missing. So the writer of a later
+# epoch removes the file of its lock, which it notices, and renames what it has begun. (A flock is
+# no help: a network disk may release it before the holder learns that, or keep it for its life.)
+#
 # A flock belongs to the file `.lock` and not to its path: once somebody moves the directory away,
 # removes it or removes the lock, another run can lock what now lies at the path, and both would
 # write. So a writer compares what it holds with what the path leads to before it writes.
+
+
+@dataclass(frozen=True, slots=True)
+class WriterTerm:
+    """Which start of which launch a writer is of; the later one of a launch has the right."""
+
+    launch: str = ""
+    epoch: int = 1
+
+    @property
+    def note(self) -> str:
+        """What the owner of a lock notes of it."""
+        return f", epoch {self.epoch} of launch {self.launch}" if self.launch else ""
+
+    def follows(self, owner: str) -> bool:
+        """Whether the owner of a lock is of an earlier epoch of the same launch."""
+        match = re.search(r", epoch ([0-9]{1,9}) of launch ([0-9a-f]+)\Z", owner)
+        return match is not None and match[2] == self.launch and int(match[1]) < self.epoch
+
+
+ONLY_TERM = WriterTerm()
+"""That of a run which nobody launched."""
 
 
 class WriterLock:
@@ -334,6 +373,7 @@ class WriterLock:
     Args:
         fs: the file system.
         directory: the run directory.
+        term: takes the lock from a writer of an earlier one.
 
     Raises:
         CheckpointLocked: another manager, in this process or another, is the writer.
@@ -341,14 +381,16 @@ class WriterLock:
         OSError: the lock cannot be made.
     """
 
-    def __init__(self, fs: Fs, directory: Path) -> None:
+    def __init__(self, fs: Fs, directory: Path, term: WriterTerm = ONLY_TERM) -> None:
         self._fs = fs
         self._directory = directory
         self._path = directory / LOCK_NAME
         # Taken before the lock and compared after it: a directory replaced in between is noticed.
         self._directory_id = fs.stat(directory).identity
         try:
-            fd = fs.lock(self._path, f"process {os.getpid()} on {platform.node()}")
+            if term.follows(fs.lock_owner(self._path)):
+                fs.unlink(self._path)
+            fd = fs.lock(self._path, f"process {os.getpid()} on {platform.node()}{term.note}")
         except BlockingIOError as error:
             raise CheckpointLocked(directory, str(error.strerror)) from None
         self._fd: int | None = fd

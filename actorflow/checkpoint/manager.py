@@ -23,8 +23,10 @@ from actorflow.checkpoint.errors import (
 from actorflow.checkpoint.fs import (
     MANIFEST_NAME,
     MAX_STEP,
+    ONLY_TERM,
     Fs,
     WriterLock,
+    WriterTerm,
     any_step_of,
     aside_name,
     aside_step_of,
@@ -56,7 +58,8 @@ from compiler.contract.files import user_path
 # The commit protocol. Each line is there because a crash without it loses or spoils a checkpoint
 # (the tests take the lines away one by one, and find the crash):
 #
-#     once     mkdir run directory; fsync its parent; lock; fsync it; remove leftovers
+#     once     mkdir run directory; fsync its parent; lock; fsync it; remove leftovers, those under
+#              way by another name: who still writes there can give them no final name any more
 #     begin    check the free space
 #              mkdir .tmp-<step>-<attempt>
 #              tell its name to the other ranks
@@ -129,9 +132,10 @@ def recover(fs: Fs, directory: Path) -> None:
     # The process that died may have renamed without syncing; deleting below such a name and then
     # losing power would bring half of a checkpoint back under its final name.
     fs.fsync_dir(directory)
-    discard(fs, directory, superseded)
+    begun = [name for name in names if is_leftover(name) and any_step_of(name) >= 0]
+    discard(fs, directory, [*superseded, *begun])
     for name in names:
-        if is_leftover(name):
+        if is_leftover(name) and name not in begun:
             remove_tree(fs, directory / name)
 
 
@@ -243,6 +247,7 @@ class CheckpointManager(CheckpointReader):
             without NaN stays besides, for none of those that hold NaN leads anywhere.
         report: is told what went wrong without failing the call; warns by default.
         fs: the file system; the real one by default.
+        term: of the launch that this is a rank of; see `WriterLock`.
     """
 
     def __init__(
@@ -252,12 +257,13 @@ class CheckpointManager(CheckpointReader):
         keep_last: int = 3,
         report: Callable[[str], None] = _warn,
         fs: Fs | None = None,
+        term: WriterTerm = ONLY_TERM,
     ) -> None:
         if type(keep_last) is not int or keep_last < 1:
             raise CheckpointError(f"keep_last: expected an int of 1 or more, got {keep_last!r}")
         # Real path: a name is made durable by syncing the directory that truly holds it.
         super().__init__(fs or Fs(), Path(os.path.realpath(user_path(directory))), report)
-        self._keep_last = keep_last
+        self._keep_last, self._term = keep_last, term
         self._lock: WriterLock | None = None
 
     def open(self) -> Self:
@@ -270,7 +276,7 @@ class CheckpointManager(CheckpointReader):
         fs = self.fs
         with writing(self.directory, "open the run directory", fs.free_bytes):
             make_durable(fs, self.directory)
-            lock = WriterLock(fs, self.directory)
+            lock = WriterLock(fs, self.directory, self._term)
             try:
                 recover(fs, self.directory)
             except BaseException:
@@ -515,6 +521,7 @@ class CheckpointManager(CheckpointReader):
         """
         fs, directory = self.fs, self.directory
         try:
+            self._check_writer("remove checkpoints")
             # Newer steps are not counted: after a fall-back they are damaged, and must not push out
             # the one just saved.
             steps = [s for s in self.steps() if s <= step]

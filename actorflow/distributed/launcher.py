@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import zmq
@@ -71,6 +71,7 @@ class RankLaunch:
             `restart_window_s`; 0 for never.
         are_hosts_mixed: whether hosts may differ in what decides the bits of kernels.
         needs_link: whether the link between hosts is measured where it is not stated.
+        launch: tells this launch from all others.
     """
 
     command: Sequence[str]
@@ -81,6 +82,7 @@ class RankLaunch:
     restart_window_s: float = WINDOW_S
     are_hosts_mixed: bool = False
     needs_link: bool = True
+    launch: str = field(default_factory=lambda: os.urandom(8).hex())
 
 
 def launch(asked: RankLaunch, environ: Mapping[str, str], agents: HostAgents | None = None) -> int:
@@ -333,10 +335,9 @@ class Launcher:
         now_s, epoch, threads = self._clock(), self._coordinator.epoch, self.num_threads
         for host in self._agents.hosts:
             keys = [self._coordinator.keys(rank.rank) for rank in self._ranks if rank.host == host]
-            packed = tuple([one.to_bytes() for one in keys])
-            self._agents.tell(
-                host, StartRanks(epoch, threads, self._agents.link or "", packed), now_s
-            )
+            launch, link = self._asked.launch, self._agents.link or ""
+            packed = tuple([replace(one, launch=launch).to_bytes() for one in keys])
+            self._agents.tell(host, StartRanks(epoch, threads, link, packed), now_s)
 
     @property
     def num_threads(self) -> int:

@@ -371,7 +371,7 @@ class RankKeys:
 
     `wait_s` is how long ranks wait for each other, 0 for ever. `epoch` counts the starts of the
     job's ranks, from 1. `host` names the host, "" where all ranks run on one; `local_rank` is the
-    rank's number among the `num_local` of its host.
+    rank's number among the `num_local` of its host. `launch` is the same for all epochs of a job.
     """
 
     rank: Number
@@ -385,6 +385,7 @@ class RankKeys:
     host: Words
     local_rank: Number
     num_local: Number
+    launch: Words = ""
 
     def to_bytes(self) -> bytes:
         """Return the keys as bytes, which are as secret as they are."""

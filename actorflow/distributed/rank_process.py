@@ -290,6 +290,7 @@ def environment_of(
         "MASTER_PORT": port,
         "ACTORFLOW_THREADS": str(num_threads),
         "ACTORFLOW_EPOCH": str(keys.epoch),
+        "ACTORFLOW_LAUNCH": keys.launch,
     }
     if link and not environ.get("ACTORFLOW_LINK"):
         variables["ACTORFLOW_LINK"] = link

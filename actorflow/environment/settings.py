@@ -107,8 +107,8 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
     ),
 )
 
-TOLD_TO_SCRIPTS = ("ACTORFLOW_EPOCH",)
-"""What the launcher tells the script of a rank; nothing of ours reads it."""
+TOLD_TO_SCRIPTS = ("ACTORFLOW_EPOCH", "ACTORFLOW_LAUNCH")
+"""What the launcher tells the script of a rank; not for users to set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,7 @@ class Settings:
     off, `threads` is None for all cores, `stall_seconds` is 0 for never, `rank_seconds` is 0 for
     ever, `host_index` is None for what a scheduler says, `link` is that of a host to the others,
     `gpu` is empty for the one that is here,
+    `launch` names the launch that this is a rank of, `epoch` its start,
     `emulated_gpus` is 0 where the host acts none, `cudnn` is None for where it is installed.
     `warnings` are texts for the user: unknown names, and a cache that has no place.
     """
@@ -143,6 +144,8 @@ class Settings:
     key_file: Path | None = None
     link: MeshLink = BETWEEN_HOSTS
     sim_seed: int = 0
+    epoch: int = 1
+    launch: str = ""
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -188,6 +191,8 @@ class Settings:
             key_file=_path(environ, "ACTORFLOW_KEY_FILE"),
             link=_link(environ, "ACTORFLOW_LINK"),
             sim_seed=_seed(environ, "ACTORFLOW_SIM_SEED"),
+            epoch=_index(environ, "ACTORFLOW_EPOCH") or 1,
+            launch=environ.get("ACTORFLOW_LAUNCH", ""),
             warnings=tuple(warnings),
         )
 

@@ -161,10 +161,15 @@ class FitCall:
 
     def _open_directory(self) -> None:
         if self._run_spec.checkpoint is not None:
+            from actorflow.checkpoint.fs import WriterTerm
             from actorflow.checkpoint.manager import CheckpointManager  # 15 ms
 
             directory, keep_last = os.fspath(self._run_spec.checkpoint), self._run_spec.keep_last
-            manager = CheckpointManager(directory, keep_last=keep_last, report=self._warn)
+            settings = self._runner.settings
+            term = WriterTerm(settings.launch, settings.epoch)
+            manager = CheckpointManager(
+                directory, keep_last=keep_last, report=self._warn, term=term
+            )
             # One rank has the lock for all: it begins and ends each checkpoint.
             self._manager = self._stack.enter_context(manager) if self._is_writer else manager
             check_one_directory(manager.fs, manager.directory, self._runner.group)

@@ -109,6 +109,7 @@ class LogFs:
         self._max_write_bytes = max_write_bytes
         self._positions: dict[int, int] = {}
         self._locks: dict[int, tuple[int, str]] = {}
+        self._owners: dict[int, str] = {}
         self._next_fd = 3
         for path in [*reversed(directory.parents), directory][1:]:
             self.mkdir(path)
@@ -134,8 +135,16 @@ class LogFs:
             if locked == inode:
                 raise BlockingIOError(errno.EWOULDBLOCK, holder, str(path))
         fd = self._open(inode)
-        self._locks[fd] = (inode, owner)
+        self._locks[fd], self._owners[inode] = (inode, owner), owner
         return fd
+
+    def lock_owner(self, path: Path) -> str:
+        """See `Fs.lock_owner`; a machine that loses power loses the note, too."""
+        return self._owners.get(self._parent(path)[1].get(path.name), "")
+
+    def forget_locks(self) -> None:
+        """Release all locks, as the server of a network disk does with a machine that is silent."""
+        self._locks.clear()
 
     def create(self, path: Path) -> int:
         """See `Fs.create`."""

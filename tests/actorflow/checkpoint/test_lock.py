@@ -1,11 +1,15 @@
 import os
 import shutil
 
+import numpy as np
 import pytest
+from disks import LogFs
 from error_texts import raises
 
 from actorflow.checkpoint.errors import CheckpointError, CheckpointLocked, CheckpointLockLost
-from actorflow.checkpoint.fs import Fs, WriterLock
+from actorflow.checkpoint.fs import Fs, WriterLock, WriterTerm, step_name, tmp_name
+from actorflow.checkpoint.manager import CheckpointManager, SavedFacts
+from actorflow.checkpoint.shard import TensorEntry
 
 
 def tree(path):
@@ -175,3 +179,65 @@ def test_a_system_that_cannot_say_is_an_error_of_ours(make_run, tmp_path):
         fs.is_forbidding = True
         with raises(CheckpointError):
             run.save(1)
+
+
+# Epochs: a writer whose host was cut off may stand still, and go on later.
+
+
+TENSOR = TensorEntry("w", "float32", (2,))
+FACTS = SavedFacts(7, "plan", {}, {"batches": 1}, "data")
+
+
+def begun(manager, step):
+    """Begin a checkpoint and write it; return what its commit takes."""
+    draft = manager.draft(step, FACTS, (TENSOR,))
+    manager.begin(draft, 0)
+    return draft, (manager.write(step, draft.attempt, {"model": {"w": np.ones(2, "f4")}}, {}),)
+
+
+@pytest.mark.parametrize("is_released", [False, True], ids=["held", "released_by_the_server"])
+def test_a_writer_of_a_later_epoch_takes_the_lock_and_what_the_earlier_one_has_begun(
+    tmp_path, is_released
+):
+    """The server of a network disk releases the lock of a machine that stands still."""
+    fs = LogFs(tmp_path) if is_released else Fs()
+    stale, later, again, other = [
+        CheckpointManager(tmp_path / "run", fs=fs, term=WriterTerm(*term))
+        for term in (("5a", 1), ("5a", 2), ("5a", 1), ("77", 3))
+    ]
+    stale.open()
+    asked = begun(stale, 5)
+    if is_released:
+        fs.forget_locks()
+    with later:
+        assert (stale.is_writer(), later.is_writer()) == (False, True)
+        with pytest.raises(CheckpointLockLost):
+            stale.commit(*asked)
+        assert later.steps() == ()
+        later.commit(*begun(later, 5))
+        assert later.steps() == (5,)
+        for manager in (again, other):
+            with pytest.raises(CheckpointLocked):
+                manager.open()
+    stale.close()
+
+
+def test_what_an_earlier_writer_has_begun_gets_no_final_name_while_it_is_removed(tmp_path):
+    """The earlier one has asked for its lock already, and stands still before the rename."""
+    tried = []
+
+    class Interrupted(Fs):
+        def unlink(self, path):
+            if path.parent.name.startswith(".t") and not tried:
+                with pytest.raises(FileNotFoundError) as raised:
+                    os.rename(begun_path, tmp_path / step_name(5))
+                tried.append(raised.value)
+            super().unlink(path)
+
+    stale = CheckpointManager(tmp_path, term=WriterTerm("5a", 1)).open()
+    draft, _ = begun(stale, 5)
+    begun_path = tmp_path / tmp_name(5, draft.attempt)
+    with CheckpointManager(tmp_path, fs=Interrupted(), term=WriterTerm("5a", 2)) as later:
+        assert tried
+        assert later.steps() == ()
+    stale.close()
