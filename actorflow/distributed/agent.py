@@ -428,9 +428,11 @@ def start_agent(
     command = [sys.executable, "-m", _MAIN, str(fd), str(os.getpid())]
     try:
         stdout, stderr = outputs or (None, None)
+        # A process group of its own: Ray sends SIGTERM to that of an actor that was killed, which
+        # would be taken for the user's wish to stop the job, where it comes before our SIGKILL.
         return subprocess.Popen(
             command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-            pass_fds=(fd,),
+            pass_fds=(fd,), process_group=0,
         )  # fmt: skip
     finally:
         os.close(fd)

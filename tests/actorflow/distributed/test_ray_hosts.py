@@ -15,6 +15,7 @@ import zmq
 from error_texts import raises
 from launching import end_of
 
+from actorflow.distributed.agent import start_agent
 from actorflow.distributed.agent_messages import HostLimits
 from actorflow.distributed.hosts import AgentServer, HostAgents
 from actorflow.distributed.launcher import RankLaunch
@@ -106,6 +107,18 @@ def test_a_folder_that_a_host_lacks_is_named(tmp_path):
     assert actor.problem() == f"No such file or directory: {absent}"
     assert [actor.read_output() for _ in range(3)][-1] == (b"", b"", True)
     assert os.getcwd() == before
+
+
+def test_a_signal_to_the_group_of_an_actor_does_not_reach_its_agent():
+    """Ray sends one when an actor was killed, and it would stop the job."""
+    server = AgentServer(1, b"s" * 32, ("127.0.0.1", 0), HostLimits(600.0, 15.0))
+    agent = start_agent(server.keys(0, ("x.py",)), os.environ)
+    try:
+        assert os.getpgid(agent.pid) == agent.pid != os.getpgid(0)
+    finally:
+        agent.kill()
+        agent.wait()
+        server.close()
 
 
 class FakeRay(ModuleType):
