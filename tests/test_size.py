@@ -23,11 +23,11 @@ TORCH_SIGNATURES = (
 """Functions with more parameters, because users call them as torch's."""
 
 BUDGET = {
-    "actorflow": 38_400,
+    "actorflow": 38_650,
     "actors": 48_200,
     "compiler": 32_500,
     "memory": 3_800,
-    "tests": 105_700,
+    "tests": 106_150,
     "benchmarks": 16_150,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

@@ -211,9 +211,8 @@ def run(options: argparse.Namespace) -> int:
         # A rank per host: what is tried belongs to hosts, and all ranks of one would say the same.
         is_set = "ACTORFLOW_RANK_SECONDS" in environ
         wait_s = settings.rank_seconds if is_set else check.MOST_S
-        asked = RankLaunch(
-            command, num_hosts, wait_s, 0.0, are_hosts_mixed=options.mixed_hosts, needs_link=False
-        )
+        # Mixed: what differs is to stand in the table, of all hosts.
+        asked = RankLaunch(command, num_hosts, wait_s, 0.0, are_hosts_mixed=True, needs_link=False)
         grace_s = min(grace_s, check.MOST_S)
     limits = HostLimits(asked.wait_s, options.host_timeout, least_hosts, grace_s)
     if options.ray is not None:

@@ -37,7 +37,7 @@ _MOST_CLOCK_S = 1.0
 _LEAST_FREE_BYTES = 1 << 30
 _PACKAGES = ("actorflow", "numpy", "pyzmq", "msgpack", "safetensors", "onednn-cpu-gomp", "mpi4py")
 _BETWEEN_HOSTS = "mpi4py"
-_BITS = "the bits of a run depend on it, and hosts that differ may compile other code"
+_BITS = "kernels, and so bits, depend on it: a job refuses such hosts without --mixed-hosts"
 
 GatherObjects = Callable[[str, Any], Sequence[Any]]
 """`RankClient.all_gather_object`."""
@@ -260,7 +260,7 @@ def _of_machines(hosts: Sequence[HostFacts]) -> list[CheckFinding]:
     compared = (
         ("the processor", [host.processor for host in hosts], _BITS),
         ("the C compiler", [host.compiler for host in hosts], _BITS),
-        ("the kind of GPUs", [_gpus(host) for host in hosts], _BITS),
+        ("the kind of GPUs", [_gpus(host) for host in hosts], "the bits of a run depend on it"),
         (
             "the number of cores",
             [str(host.num_cores) for host in hosts],

@@ -354,13 +354,9 @@ class HostAgents:
                 return False
             now_s = self.idle(ALIVE_S, notes, clock)
             self._look_for_missing(self._server, now_s, now_s - started_s)
-        self._refuse(differences(self.hellos), clock())
-        text = differences(self.hellos, _OF_BITS)
-        if text and are_mixed:
+        self._refuse(differences(self.hellos, are_mixed=are_mixed), clock())
+        if text := _first_difference(self.hellos, _OF_BITS):
             logger.warning("%s; copies of a value may drift apart on such hosts", text)
-        elif text:
-            mend = "kernels, and so bits, depend on it: give --mixed-hosts to run all the same"
-            self._refuse(f"{text}; {mend}", clock())
         self.hosts = tuple(sorted(self.hellos))
         return True
 
@@ -498,10 +494,22 @@ _OF_BITS: Sequence[tuple[str, str, str]] = (
 each updates for itself."""
 
 
-def differences(
-    hellos: Mapping[int, AgentHello], compared: Sequence[tuple[str, str, str]] = _COMPARED
+def differences(hellos: Mapping[int, AgentHello], *, are_mixed: bool = False) -> str:
+    """Return the first difference between hosts that is refused; "" for none.
+
+    With `are_mixed` they may differ in what decides the bits of kernels.
+    """
+    text = _first_difference(hellos, _COMPARED)
+    if text or are_mixed:
+        return text
+    text = _first_difference(hellos, _OF_BITS)
+    mend = "kernels, and so bits, depend on it: give --mixed-hosts to run all the same"
+    return text and f"{text}; {mend}"
+
+
+def _first_difference(
+    hellos: Mapping[int, AgentHello], compared: Sequence[tuple[str, str, str]]
 ) -> str:
-    """Return the first difference between two hosts that no job can have; "" for none."""
     (first, one), *others = sorted(hellos.items())
     for index, other in others:
         for name, words, mend in compared:

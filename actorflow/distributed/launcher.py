@@ -388,7 +388,8 @@ class Launcher:
 
     def _greet(self, host: int, hello: AgentHello, now_s: float) -> None:
         """Tell of a host that came late; refuse one that would end the next epoch."""
-        text = differences({**self._agents.hellos, host: hello})
+        hellos = {**self._agents.hellos, host: hello}
+        text = differences(hellos, are_mixed=self._asked.are_hosts_mixed)
         if text:
             self._agents.tell(host, AgentRefused(text), now_s)
         _report(text or f"host {host_name(host, hello)} came; it has part from the next restart on")

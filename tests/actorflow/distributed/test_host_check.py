@@ -52,7 +52,7 @@ MPI = (
     "problem: mpi4py is installed on no host, and tensors between hosts need it; run on each:"
     " python -m pip install 'actorflow[mpi]'"
 )
-BITS = "the bits of a run depend on it, and hosts that differ may compile other code"
+BITS = "kernels, and so bits, depend on it: a job refuses such hosts without --mixed-hosts"
 ON_B = "on host 0 (nodeA), {} on host 1 (nodeB)"
 
 
