@@ -8,13 +8,15 @@ import functools
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from dataclasses import dataclass
 from random import Random
 
 import pytest
-from rank_faults import FAULTS, NO_FAULTS, PHASES, STEPS, outcome
+from extras import need_mpi
+from rank_faults import FAULTS, NO_FAULTS, PHASES, STEPS, AtRestart, outcome
 
 pytestmark = [
     pytest.mark.usefixtures("native_toolchain"),
@@ -24,7 +26,7 @@ pytestmark = [
 GIVEN = [int(n) for n in os.environ.get("ACTORFLOW_RESTART_SCHEDULES", "").split(":") if n]
 SEEDS = range(*GIVEN) if GIVEN else range(16)
 RESTARTS = 5
-WAIT_S = 15.0
+WAIT_S = 10.0
 """ACTORFLOW_RANK_SECONDS: how long ranks wait for one that hangs or is stopped."""
 
 
@@ -42,23 +44,43 @@ UNTOLD = {("step", "raise"), ("step", "exit")}
 
 @dataclass(frozen=True)
 class Schedule:
-    """The options of a job, and the faults of its first epochs."""
+    """The options of a job, and the faults of its first epochs.
+
+    `frozen_s` is how long a launcher or an agent is stopped, `at_restart` what happens to one while
+    the ranks are started again.
+    """
 
     words: tuple[str, ...]
     faults: dict[int, tuple[int, str, str]]
+    num_hosts: int = 1
+    frozen_s: float = 1.0
+    at_restart: AtRestart | None = None
 
     @staticmethod
     def drawn(seed):
         rng = Random(f"schedule {seed}")  # small numbers draw much alike
+        num_hosts = rng.choice([1, 1, 2])
         # Another fault in each epoch, but for kills: the same one twice in a row ends the job.
-        kinds = rng.sample(["kill", "kill", *FAULTS, "orphan"], rng.choice([1, 1, 1, 2, 2, 3]))
+        kinds = ["kill", "kill", *FAULTS, *["orphan", "freeze"] * num_hosts]
         faults = {}
-        for epoch, fault in enumerate(kinds, 1):
+        for epoch, fault in enumerate(rng.sample(kinds, rng.choice([1, 1, 1, 2, 2, 3])), 1):
             phase = rng.choice(PHASES)
-            # Rank 0 alone writes checkpoints.
+            # Rank 0 alone gives a checkpoint its name.
             who = 0 if phase == "checkpoint" else rng.randrange(2)
             faults[epoch] = (who, phase, fault)
-        return Schedule(rng.choice([(), ("zero",)]), faults)
+        at_restart = None
+        if rng.random() < 0.4:
+            number = rng.choice([signal.SIGKILL, signal.SIGSTOP])
+            delay_s = rng.choice([0.0, rng.random()])
+            at_restart = AtRestart(rng.randrange(num_hosts), number, delay_s)
+        words = rng.choice([(), ("zero",)])
+        # 5 s are more than the time after which a host is lost.
+        return Schedule(words, faults, num_hosts, rng.choice([1.0, 5.0]), at_restart)
+
+    def is_cut(self):
+        """Whether a launcher or an agent is killed."""
+        is_killed = self.at_restart is not None and self.at_restart.signal == signal.SIGKILL
+        return is_killed or "orphan" in [fault for _, _, fault in self.faults.values()]
 
 
 def told(folder):
@@ -87,15 +109,22 @@ def undisturbed(tmp_path_factory):
 
 
 def ends_as_undisturbed(folder, schedule, undisturbed):
-    """Run a schedule to its end; return how it ended last."""
-    ended = outcome(folder, schedule.faults, *schedule.words, wait_s=WAIT_S, restarts=RESTARTS)
-    # A rank that is killed with the launcher while it compiles leaves the compiler's folder.
-    is_cut = ended.code == -signal.SIGKILL
+    """Run a schedule to its end; return how it ended last, and the longest silence."""
+    ended = outcome(
+        folder, schedule.faults, *schedule.words, wait_s=WAIT_S, restarts=RESTARTS,
+        num_hosts=schedule.num_hosts, frozen_s=schedule.frozen_s, at_restart=schedule.at_restart,
+    )  # fmt: skip
+    silent_s = ended.silent_s
+    # A rank that is killed with its parent while it compiles leaves the compiler's folder.
+    is_cut = schedule.is_cut()
     left = [one for one in ended.left if not (is_cut and one.startswith("temporary actorflow-"))]
     assert left == [], f"{schedule}\n{ended.err}"
-    if is_cut:  # of the launcher, which a person starts again
-        ended = outcome(folder, NO_FAULTS, *schedule.words)
+    if ended.code == -signal.SIGKILL:  # of the launcher, which a person starts again
+        for folder_left in (folder / "temporary").iterdir():
+            shutil.rmtree(folder_left)
+        ended = outcome(folder, NO_FAULTS, *schedule.words, num_hosts=schedule.num_hosts)
         assert ended.left == (), f"{schedule}\n{ended.err}"
+        silent_s = max(silent_s, ended.silent_s)
     assert ended.code == 0, f"{schedule}\n{ended.err}"
     state, losses = told(folder)
     undisturbed_state, undisturbed_losses = undisturbed(schedule.words)
@@ -104,13 +133,13 @@ def ends_as_undisturbed(folder, schedule, undisturbed):
     # A run that an on_step ends finishes steps that it is not called for any more.
     ends_in_on_step = [at for at in schedule.faults.values() if at[1:] in UNTOLD]
     assert ends_in_on_step or losses == undisturbed_losses, schedule
-    return ended
+    return ended, silent_s
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_job_that_is_started_again_computes_the_same_bits(tmp_path, undisturbed, cell):
     schedule = Schedule((), CELLS[cell])
-    ended = ends_as_undisturbed(tmp_path, schedule, undisturbed)
+    ended, _ = ends_as_undisturbed(tmp_path, schedule, undisturbed)
     lines = [line for line in ended.err.splitlines() if line.startswith("actorflow launch:")]
     restarts = [line for line in lines if re.match("actorflow launch: restart [0-9] of 5", line)]
     assert len(restarts) == len(schedule.faults)
@@ -126,10 +155,13 @@ def test_a_job_that_is_started_again_computes_the_same_bits(tmp_path, undisturbe
 )
 def test_drawn_faults_change_no_bit(tmp_path, undisturbed, seed):
     schedule = Schedule.drawn(seed)
+    if schedule.num_hosts > 1:
+        need_mpi()
     since = time.monotonic()
-    ends_as_undisturbed(tmp_path, schedule, undisturbed)
+    _, silent_s = ends_as_undisturbed(tmp_path, schedule, undisturbed)
     if GIVEN:
-        print(f"{seed}: {time.monotonic() - since:.1f} s, {schedule}")
+        took_s = time.monotonic() - since
+        print(f"{seed}: {took_s:.1f} s, silent {silent_s:.1f} s at most, {schedule}", flush=True)
 
 
 def test_a_fault_of_the_script_is_started_twice_and_no_third_time(tmp_path):
