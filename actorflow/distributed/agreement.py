@@ -304,6 +304,8 @@ class CoordinatorState:
         # The report may cross the end of the meeting on its way.
         if not missing or message.number != self._num_meetings + 1 or rank in missing:
             return []  # they came after all
+        if not message.is_final:
+            return [(rank, message)]
         return self._fail(
             RankFailure(
                 missing[0],
@@ -406,6 +408,8 @@ class CoordinatorState:
         missing = [r for r in range(self.num_ranks) if r not in voters] if is_open else [0]
         if rank in missing:
             return []
+        if not message.is_final:
+            return [(rank, message)]
         return self._fail(
             RankFailure(
                 missing[0],

@@ -25,7 +25,6 @@ from actorflow.distributed.agreement import CoordinatorState, Sends
 from actorflow.distributed.messages import (
     MOST_MESSAGE_BYTES,
     FromRank,
-    GatherTimedOut,
     RankKeys,
     decode,
     encode,
@@ -42,14 +41,6 @@ _DOOR = "inproc://zeromq.zap.01"
 HANDSHAKE_MS = 5_000
 """How long a stranger may keep a connection without a word; ours need some ms, but may be stopped
 meanwhile."""
-
-
-SETTLE_MS = 300
-"""How long nothing may come before a rank is said not to have come."""
-
-
-_MOST_SETTLING = 20
-"""How often something may come until then: ranks that go on never fall silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +123,6 @@ class Coordinator:
         self.epoch = epoch
         self._tell_refused = refused
         self._num_refused = 0
-        self._vain: list[tuple[int, GatherTimedOut]] = []
         self._context = zmq.Context()
         own = zmq.curve_keypair()
         pairs = [zmq.curve_keypair() for _ in range(num_ranks)]
@@ -181,23 +171,7 @@ class Coordinator:
         return self._agreement.has_left(rank)
 
     def serve(self) -> None:
-        """Take everything that has come, and answer. Blocks only before a rank is given up."""
-        self._take_all()
-        if self._vain:
-            # Where the launcher itself was stopped, what the missing rank said lies in a socket.
-            for _ in range(_MOST_SETTLING):
-                if not self._router.poll(SETTLE_MS):
-                    break
-                self._take_all()
-            vain, self._vain = self._vain, []
-            for rank, message in vain:
-                self._send(self._agreement.on_message(rank, message))
-
-    def has_heard(self, rank: int) -> bool:
-        """Whether a rank has ever said anything."""
-        return self._agreement.has_heard(rank)
-
-    def _take_all(self) -> None:
+        """Take everything that has come, and answer. Does not block."""
         self._doorman.serve()
         while True:
             try:
@@ -213,11 +187,11 @@ class Coordinator:
             except DecodeError as error:
                 self._refused(f"a message of rank {rank} was refused: {error}")
                 continue
-            if isinstance(message, GatherTimedOut):
-                # Put off: the message of the missing rank may lie behind it, in another connection.
-                self._vain.append((rank, message))
-            else:
-                self._send(self._agreement.on_message(rank, message))
+            self._send(self._agreement.on_message(rank, message))
+
+    def has_heard(self, rank: int) -> bool:
+        """Whether a rank has ever said anything."""
+        return self._agreement.has_heard(rank)
 
     def lost(
         self,

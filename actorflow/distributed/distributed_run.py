@@ -164,9 +164,9 @@ class DistributedRun:
         """Report that this rank has done its part of a checkpoint, or cannot."""
         self._say(CheckpointVote(self.number, step, value))
 
-    def checkpoint_timed_out(self, step: int, seconds: int) -> None:
-        """Report that this rank has waited long enough for others to save a step."""
-        self._say(CheckpointTimedOut(self.number, step, seconds))
+    def checkpoint_timed_out(self, step: int, seconds: int, *, is_final: bool) -> None:
+        """Report that this rank waits for others to save a step, at last for long enough."""
+        self._say(CheckpointTimedOut(self.number, step, seconds, is_final))
 
     def checkpoint_ended(self, step: int, *, is_saved: bool, rank: int, reason: str) -> None:
         """Report that the checkpoint of a step is durable, or dropped."""

@@ -307,7 +307,7 @@ class RankClient:
         """Those that are open: several, where a script steps several plans in turn."""
         self._failure: ActorflowError | None = None
         self._has_told = self._has_left = self._is_broken = False
-        self._news: SimpleQueue[GatherDone | None] = SimpleQueue()
+        self._news: SimpleQueue[GatherDone | GatherTimedOut | None] = SimpleQueue()
         self._noted, self._is_over = threading.Event(), threading.Event()
         # Here, because whoever is alone has no need of zmq.
 
@@ -339,18 +339,23 @@ class RankClient:
             number = self._num_meetings
             self._link.say(GatherEntered(number, name, packed, users_line()))
             waited_s = 0.0
-            is_told = False
+            is_told = is_final = False
             while True:
                 try:
                     # Not longer: a signal that is given to another thread is handled only between.
                     reply = self._news.get(timeout=_GLANCE_S)
                 except Empty:
                     waited_s += _GLANCE_S
-                    if self._wait_s and waited_s >= self._wait_s and not is_told:
+                    if self._wait_s and waited_s >= self._wait_s / 2 and not is_told:
                         is_told = True  # whose fault it is, the coordinator knows
-                        self._link.say(GatherTimedOut(number, math.ceil(waited_s)))
+                        seconds = math.ceil(self._wait_s)
+                        self._link.say(GatherTimedOut(number, seconds, is_final))
                     continue
                 self._check()
+                if isinstance(reply, GatherTimedOut):
+                    if reply.number == number:
+                        waited_s, is_told, is_final = 0.0, False, True
+                    continue
                 # None only wakes: `leave` and `_abort` put it. An older number is of a call that
                 # was interrupted.
                 if reply is not None and reply.number == number:
@@ -462,7 +467,7 @@ class RankClient:
 
     def _hear(self, message: ToRank) -> None:
         """Take a message, on the link's thread."""
-        if isinstance(message, GatherDone):
+        if isinstance(message, GatherDone | GatherTimedOut):
             self._news.put(message)
         elif isinstance(message, Ack):
             self._noted.set()

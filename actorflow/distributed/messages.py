@@ -59,10 +59,15 @@ class GatherEntered:
 
 @dataclass(frozen=True, slots=True)
 class GatherTimedOut:
-    """A rank has waited for so many seconds in all at a meeting, which is enough."""
+    """A rank waits in a meeting: it has done so for so many seconds, which is enough.
+
+    First, with `is_final` False, it asks after half of the time, and is sent the same back. Time in
+    which nobody answers, as the launcher is stopped, is nobody's fault and does not count.
+    """
 
     number: Number
     seconds: Number
+    is_final: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +128,12 @@ class CheckpointVote:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTimedOut:
-    """A rank has waited for so many seconds for the others to save a step, which is enough."""
+    """A rank waits for the others to save a step; see `GatherTimedOut`."""
 
     run: Number
     step: Number
     seconds: Number
+    is_final: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,13 +352,13 @@ class Ack:
 Instruction = StepsGranted | CheckpointAt | HoldRequested | EndAt | GiveUpData | CutAt
 """What all ranks of a run are to do."""
 
-OfCheckpoint = CheckpointBegun | CheckpointVotes | CheckpointEnded
+OfCheckpoint = CheckpointBegun | CheckpointVotes | CheckpointTimedOut | CheckpointEnded
 """What is said of a checkpoint that is being written: by the first rank, or of all ranks."""
 
 OfRun = Instruction | OfCheckpoint | PeerDataEnded
 """What it says of a run."""
 
-ToRank = Welcome | GatherDone | OfRun | Aborted | Ack
+ToRank = Welcome | GatherDone | GatherTimedOut | OfRun | Aborted | Ack
 """What the coordinator says."""
 
 

@@ -39,6 +39,7 @@ from actorflow.checkpoint.shard import (
 from actorflow.distributed.messages import (
     CheckpointBegun,
     CheckpointEnded,
+    CheckpointTimedOut,
     CheckpointVotes,
     OfCheckpoint,
     Words,
@@ -143,8 +144,8 @@ class SaveTeller(Protocol):
     def checkpoint_vote(self, step: int, value: bytes) -> None:
         """Report what this rank has done."""
 
-    def checkpoint_timed_out(self, step: int, seconds: int) -> None:
-        """Report that the others take too long."""
+    def checkpoint_timed_out(self, step: int, seconds: int, *, is_final: bool) -> None:
+        """Report that the others take too long; first, after half of the time, to be answered."""
 
     def checkpoint_ended(self, step: int, *, is_saved: bool, rank: int, reason: str) -> None:
         """Report how it ended."""
@@ -160,11 +161,13 @@ class SaveVotes:
 
     def __init__(self, teller: SaveTeller, wait_s: float) -> None:
         self.teller = teller
-        self._wait_s = wait_s or None
+        self._wait_s = wait_s
         self._changed = threading.Condition()
         self._begun: CheckpointBegun | None = None
         self._votes: CheckpointVotes | None = None
         self._ended: CheckpointEnded | None = None
+        self._answered = -1
+        """The step for which a report was answered: the coordinator is awake."""
         self._why: str | None = None
 
     def hear(self, message: OfCheckpoint) -> None:
@@ -175,6 +178,8 @@ class SaveVotes:
                     self._begun = message
                 case CheckpointVotes():
                     self._votes = message
+                case CheckpointTimedOut():
+                    self._answered = message.step
                 case CheckpointEnded():
                     self._ended = message
             self._changed.notify_all()
@@ -221,18 +226,21 @@ class SaveVotes:
         return self._wait(step, ended)
 
     def _wait(self, step: int, look: Callable[[], T | None]) -> T:
-        is_told = False
+        is_final, left_s = False, self._wait_s / 2 or None
         with self._changed:
+            self._answered = -1
             while True:
                 if self._why is not None:
                     raise PeerFailed(self._why)
                 came = look()
                 if came is not None:
                     return came
-                if not self._changed.wait(None if is_told else self._wait_s) and not is_told:
+                if not is_final and self._answered == step:
+                    is_final, left_s = True, self._wait_s / 2
+                if not self._changed.wait(left_s):
                     # Whose fault it is, the coordinator knows: it aborts the job, or they come.
-                    is_told = True
-                    self.teller.checkpoint_timed_out(step, math.ceil(self._wait_s or 0))
+                    seconds, left_s = math.ceil(self._wait_s), None
+                    self.teller.checkpoint_timed_out(step, seconds, is_final=is_final)
 
 
 # The two phases.

@@ -19,9 +19,6 @@ from actorflow.data import DataError
 from actorflow.distributed.distributed_run import DistributedRun
 from actorflow.distributed.messages import (
     CheckpointAt,
-    CheckpointBegun,
-    CheckpointEnded,
-    CheckpointVotes,
     CutAt,
     EndAt,
     GiveUpData,
@@ -403,7 +400,7 @@ class Run:
                 self._give_up_data()
             case CutAt(step=step):
                 self._cut_at(step)
-            case CheckpointBegun() | CheckpointVotes() | CheckpointEnded():
+            case _:
                 self._ports.scheduler.hear(message)
 
     def _grant(self, steps: int, is_last: bool) -> None:

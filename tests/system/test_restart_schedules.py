@@ -36,6 +36,7 @@ CELLS = {
     },
     "kill in a checkpoint": {1: (0, "checkpoint", "kill")},
     "kill before the first message, twice": {1: (1, "import", "kill"), 2: (1, "import", "kill")},
+    "hang between two checkpoints": {1: (1, "voted", "hang")},
 }  # fmt: skip
 """By epoch: who, at which phase, does what. Later epochs are undisturbed."""
 
@@ -122,7 +123,8 @@ def ends_as_undisturbed(folder, schedule, undisturbed):
     if ended.code == -signal.SIGKILL:  # of the launcher, which a person starts again
         for folder_left in (folder / "temporary").iterdir():
             shutil.rmtree(folder_left)
-        ended = outcome(folder, NO_FAULTS, *schedule.words, num_hosts=schedule.num_hosts)
+        options = {"wait_s": WAIT_S, "restarts": RESTARTS, "num_hosts": schedule.num_hosts}
+        ended = outcome(folder, NO_FAULTS, *schedule.words, **options)
         assert ended.left == (), f"{schedule}\n{ended.err}"
         silent_s = max(silent_s, ended.silent_s)
     assert ended.code == 0, f"{schedule}\n{ended.err}"
@@ -148,6 +150,14 @@ def test_a_job_that_is_started_again_computes_the_same_bits(tmp_path, undisturbe
     assert lines[-1].endswith(
         f"the job has ended; its ranks were started {1 + len(restarts)} times"
     )
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_stopped_amid_a_save_costs_its_time_alone(tmp_path, undisturbed):
+    faults = {1: (1, "voted", "freeze")}
+    schedule = Schedule((), faults, frozen_s=WAIT_S + 1)
+    ended, _ = ends_as_undisturbed(tmp_path, schedule, undisturbed)
+    assert "restart" not in ended.err
 
 
 @pytest.mark.parametrize(

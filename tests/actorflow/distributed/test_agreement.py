@@ -270,13 +270,16 @@ def test_a_rank_that_has_left_is_missed_by_who_waits_or_comes_later():
 def test_a_wait_in_vain_names_who_did_not_come_and_one_that_is_over_is_nothing():
     agreement = joined(3)
     agreement.on_message(0, GatherEntered(1, "plan", b""))
-    told = agreement.on_message(0, GatherTimedOut(1, 600))
+    asked = GatherTimedOut(1, 600, False)
+    assert agreement.on_message(0, asked) == [(0, asked)], "the coordinator is awake"
+    told = agreement.on_message(0, GatherTimedOut(1, 600, True))
     assert told[0][1].text.startswith(
         "rank 1 did not arrive within 600 s where rank 0 waits for ranks 1, 2 to plan: it hangs"
     )
     agreement = joined(1)
     agreement.on_message(0, GatherEntered(1, "plan", b""))
-    assert agreement.on_message(0, GatherTimedOut(1, 600)) == []
+    assert agreement.on_message(0, GatherTimedOut(1, 600, False)) == []
+    assert agreement.on_message(0, GatherTimedOut(1, 600, True)) == []
 
 
 def test_a_meeting_out_of_turn_is_a_failure():
@@ -577,7 +580,7 @@ def test_statements_in_any_order_and_number_never_break_it(data):
     said = st.one_of(
         st.builds(Hello),
         st.builds(GatherEntered, number, st.sampled_from(["a", "b"]), st.just(b"")),
-        st.builds(GatherTimedOut, number, st.just(1)),
+        st.builds(GatherTimedOut, number, st.just(1), st.booleans()),
         st.builds(RunReady, number, st.integers(0, 1)),
         st.builds(StepReached, number, step),
         st.builds(StopRequested, number, st.just("")),

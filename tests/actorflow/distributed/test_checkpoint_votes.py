@@ -96,7 +96,10 @@ def test_a_failure_between_votes_ends_them():
 def test_who_is_waited_for_too_long_is_named(said, who, blamed):
     state = begun()
     told(state, said)
-    assert told(state, [(who, CheckpointTimedOut(1, 4, 600))])
+    asked = CheckpointTimedOut(1, 4, 600, False)
+    assert told(state, [(who, asked)] * 2) == [(who, asked)] * 2, "the coordinator is awake"
+    assert state.failure is None
+    assert told(state, [(who, CheckpointTimedOut(1, 4, 600, True))])
     assert state.failure.rank == blamed
     assert "did not do its part of the checkpoint of step 4 within 600 s" in state.failure.text
 
@@ -104,9 +107,9 @@ def test_who_is_waited_for_too_long_is_named(said, who, blamed):
 def test_who_is_told_meanwhile_has_waited_for_nobody():
     state = begun()
     told(state, [(0, BEGUN), *[vote(rank) for rank in range(3)]])
-    assert told(state, [(0, CheckpointTimedOut(1, 4, 600))]) == []
+    assert told(state, [(0, CheckpointTimedOut(1, 4, 600, True))]) == []
     told(state, [(0, ENDED)])
-    assert told(state, [(1, CheckpointTimedOut(1, 4, 600))]) == []
+    assert told(state, [(1, CheckpointTimedOut(1, 4, 600, True))]) == []
     assert state.failure is None
 
 

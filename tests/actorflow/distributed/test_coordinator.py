@@ -7,12 +7,8 @@ import pytest
 import zmq
 from zmq_clients import ENOUGH_MS, Client
 
-from actorflow.distributed import coordinator as coordinator_module
-from actorflow.distributed.coordinator import Coordinator
 from actorflow.distributed.messages import (
     VERSION,
-    GatherEntered,
-    GatherTimedOut,
     Hello,
     RankKeys,
     ScriptEnded,
@@ -133,74 +129,3 @@ def test_keys_are_handed_over_once_and_each_rank_has_its_own(job):
         RankKeys.from_bytes(b"\xc1" + packed)
     with pytest.raises(InternalError, match="descriptor 99999 holds no keys"):
         read_keys_fd(99_999)
-
-
-class Lying:
-    """A router in whose sockets messages lie; some of them are seen only after a while."""
-
-    def __init__(self, *rounds):
-        self.rounds = [list(one) for one in rounds]
-        self.sent = []
-
-    def recv_multipart(self, *_, **__):
-        if not self.rounds or not self.rounds[0]:
-            raise zmq.Again
-        rank, message = self.rounds[0].pop(0)
-        frames = [zmq.Frame(frame) for frame in encode(message)]
-        return [zmq.Frame(routing_id(rank, 1)), *frames]
-
-    def poll(self, _):
-        self.rounds = self.rounds[1:]
-        return bool(self.rounds)
-
-    def send_multipart(self, frames, *_, **__):
-        self.sent.append(frames)
-
-
-@pytest.mark.parametrize(
-    ("rounds", "is_missed"),
-    [
-        (
-            [
-                [(1, GatherEntered(1, "a", b""))],
-                [(1, GatherTimedOut(1, 3)), (0, GatherEntered(1, "a", b""))],
-            ],
-            False,
-        ),
-        (
-            [
-                [(1, GatherEntered(1, "a", b"")), (1, GatherTimedOut(1, 3))],
-                [(0, GatherEntered(1, "a", b""))],
-            ],
-            False,
-        ),
-        (
-            [
-                [(1, GatherEntered(1, "a", b"")), (1, GatherTimedOut(1, 3))],
-                [],
-                [(0, GatherEntered(1, "a", b""))],
-            ],
-            False,
-        ),
-        ([[(1, GatherEntered(1, "a", b"")), (1, GatherTimedOut(1, 3))], [(0, Hello())]], True),
-        ([[(1, GatherEntered(1, "a", b"")), (1, GatherTimedOut(1, 3))]], True),
-    ],
-)
-def test_a_rank_is_missed_after_all_that_came_is_read(monkeypatch, rounds, is_missed):
-    """As it lies there for a launcher that was stopped for a while."""
-    monkeypatch.setattr(
-        coordinator_module,
-        "_rank_of",
-        lambda sender, frames, epoch: int(sender.bytes.split(b".")[0]),
-    )
-    found = Coordinator(2, 60.0)
-    router, found._router = found._router, Lying(*rounds)
-    try:
-        found.serve()
-        found.serve()
-        assert (found.failure is not None) == is_missed
-        if is_missed:
-            assert found.failure.told.startswith("rank 0 did not arrive within 3 s where rank 1")
-    finally:
-        found._router = router
-        found.close()
