@@ -168,9 +168,11 @@ class DistributedRun:
         """Report that this rank waits for others to save a step, at last for long enough."""
         self._say(CheckpointTimedOut(self.number, step, seconds, is_final))
 
-    def checkpoint_ended(self, step: int, *, is_saved: bool, rank: int, reason: str) -> None:
+    def checkpoint_ended(
+        self, step: int, *, is_saved: bool, rank: int, reason: str, nan: str = ""
+    ) -> None:
         """Report that the checkpoint of a step is durable, or dropped."""
-        self._say(CheckpointEnded(self.number, step, is_saved, rank, reason))
+        self._say(CheckpointEnded(self.number, step, is_saved, rank, reason, nan))
 
     def ended(self, step: int) -> None:
         """Report that the run has ended without an error on this rank after a step. Idempotent."""

@@ -138,13 +138,17 @@ class CheckpointTimedOut:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEnded:
-    """The checkpoint of a step is durable, or else dropped, because of a rank and for a reason."""
+    """The checkpoint of a step is durable, or else dropped, because of a rank and for a reason.
+
+    Without a reason it was dropped because the variable `nan` holds NaN.
+    """
 
     run: Number
     step: Number
     is_saved: bool
     rank: Number
     reason: Words
+    nan: Words = ""
 
 
 @dataclass(frozen=True, slots=True)

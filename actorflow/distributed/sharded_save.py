@@ -147,7 +147,9 @@ class SaveTeller(Protocol):
     def checkpoint_timed_out(self, step: int, seconds: int, *, is_final: bool) -> None:
         """Report that the others take too long; first, after half of the time, to be answered."""
 
-    def checkpoint_ended(self, step: int, *, is_saved: bool, rank: int, reason: str) -> None:
+    def checkpoint_ended(
+        self, step: int, *, is_saved: bool, rank: int, reason: str, nan: str = ""
+    ) -> None:
         """Report how it ended."""
 
 
@@ -304,7 +306,9 @@ class ShardedSaver:
             return ""
         manager.drop(draft)
         reason = "" if refusing is None else ballots[refusing].refused
-        teller.checkpoint_ended(step, is_saved=False, rank=refusing or 0, reason=reason)
+        teller.checkpoint_ended(
+            step, is_saved=False, rank=refusing or 0, reason=reason, nan="" if reason else broken
+        )
         if own_error is not None:
             raise own_error
         if refusing is not None:
@@ -338,7 +342,7 @@ class ShardedSaver:
             raise error
         if not end.is_saved and end.reason:
             raise CheckpointDropped(end.rank, end.reason)
-        return ""
+        return end.nan
 
     def _write(
         self, step: int, attempt: str, groups: Groups, nan: str
