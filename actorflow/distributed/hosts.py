@@ -58,6 +58,8 @@ from compiler.contract.errors import ActorflowError
 RIVAL_S = 3.0
 """How long an agent may say nothing while another one waits for its place: as many signs of life as
 the least --host-timeout has."""
+SILENT_S = 4.0
+"""After which silence of an agent the user is told; a stall of a second or two is none."""
 _GOODBYE_MS = 2_000
 """How long the end of the job may take to reach the agents."""
 
@@ -69,7 +71,14 @@ class AgentLost:
     reason: str
 
 
-News = FromAgent | AgentLost
+@dataclass(frozen=True, slots=True)
+class AgentSilent:
+    """The agent of a host has been silent for `SILENT_S`, and is lost after `limit_s`."""
+
+    limit_s: float
+
+
+News = FromAgent | AgentSilent | AgentLost
 
 
 @dataclass(slots=True)
@@ -83,6 +92,7 @@ class _Peer:
     fd: int
     heard_s: float
     rival: tuple[_Peer, AgentHello] | None = None
+    is_silent: bool = False
 
 
 class AgentServer:
@@ -179,6 +189,9 @@ class AgentServer:
             elif rival is not None and self._awake.now_s - rival.heard_s >= RIVAL_S:
                 text = "was lost: its agent was started again, and the one before was silent for"
                 gone.append((index, AgentLost(f"{text} {RIVAL_S:g} s")))
+            elif self._awake.now_s - peer.heard_s >= SILENT_S and not peer.is_silent:
+                peer.is_silent = True
+                news.append((index, AgentSilent(self.limits.silence_s)))
         for index, one in gone:
             news.append((index, one))
             rival_hello = self._peers.pop(index).rival
@@ -235,7 +248,7 @@ class AgentServer:
             self._refuse_second(index, peer.rival[0].routing_id)
             peer.rival = None
         # The system's number of the connection, as the monitor tells it when that breaks.
-        peer.fd, peer.heard_s = came.fd, came.heard_s
+        peer.fd, peer.heard_s, peer.is_silent = came.fd, came.heard_s, False
         if isinstance(message, AgentAlive):
             self._send(routing_id, LauncherAlive(message.counter))
         return True

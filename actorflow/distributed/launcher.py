@@ -34,7 +34,15 @@ from actorflow.distributed.agent_messages import (
     StartRanks,
 )
 from actorflow.distributed.coordinator import Coordinator, places_on, ranks_per_host
-from actorflow.distributed.hosts import AgentLost, HostAgents, News, differences, host_name
+from actorflow.distributed.hosts import (
+    SILENT_S,
+    AgentLost,
+    AgentSilent,
+    HostAgents,
+    News,
+    differences,
+    host_name,
+)
 from actorflow.distributed.link_probe import KeptLink, stated_link
 from actorflow.distributed.rank_failure import FailureKind, listed
 from actorflow.distributed.restart import (
@@ -364,6 +372,11 @@ class Launcher:
         """Take what the agent of a host says."""
         if isinstance(news, AgentLost):
             self._lose(host, news, now_s)
+        elif isinstance(news, AgentSilent):
+            _report(
+                f"host {self._names[host]} has been silent for {SILENT_S:g} s: it is stopped or"
+                f" its link is down; its ranks are lost after {news.limit_s:g} s (--host-timeout)"
+            )
         elif isinstance(news, SignalReceived):
             self._pass_on(news.signal, host, now_s, now_s)
         elif isinstance(news, AgentHello) and host not in self._names:

@@ -19,7 +19,13 @@ from actorflow.distributed.agent_messages import (
     SignalReceived,
     ToAgent,
 )
-from actorflow.distributed.hosts import AgentLost, AgentServer, HostAgents, differences
+from actorflow.distributed.hosts import (
+    AgentLost,
+    AgentServer,
+    AgentSilent,
+    HostAgents,
+    differences,
+)
 from actorflow.distributed.messages import VERSION, decode, encode
 from actorflow.distributed.signal_notes import SignalNotes
 from actorflow.environment.host import kernel_host
@@ -199,7 +205,9 @@ def test_an_agent_that_is_unknown_is_not_heard_before_its_hello(hosts):
 
 def test_a_host_is_lost_after_its_silence_and_once(hosts):
     hosts.connected()
-    assert hosts.silent_for(14.5) == []
+    assert hosts.silent_for(3.5) == []
+    assert hosts.silent_for(0.5) == [(0, AgentSilent(15.0))]
+    assert hosts.silent_for(10.5) == []
     text = "was lost: its agent has been silent for 15 s (--host-timeout)"
     assert hosts.silent_for(5) == [(0, AgentLost(text))]
 
@@ -209,15 +217,15 @@ def test_a_word_ends_the_silence(hosts):
     hosts.silent_for(14.5)
     client.socket.send_multipart(encode(AgentAlive(1)))
     assert hosts.news() == [(0, AgentAlive(1))]
-    assert hosts.silent_for(14.5) == []
+    assert hosts.silent_for(14.5) == [(0, AgentSilent(15.0))]
 
 
 def test_a_launcher_that_was_stopped_blames_nobody(hosts):
     hosts.connected()
     hosts.now_s += 3600
     assert hosts.server.turn(hosts.now_s) == []
-    assert hosts.silent_for(13.5) == []
-    assert len(hosts.silent_for(1)) == 1
+    assert hosts.silent_for(2.5) == []
+    assert [type(one) for _, one in hosts.silent_for(12)] == [AgentSilent, AgentLost]
 
 
 def test_a_connection_that_ends_is_heard_at_once_and_another_agent_may_come(hosts):

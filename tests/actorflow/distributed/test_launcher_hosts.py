@@ -16,7 +16,7 @@ from actorflow.distributed.agent_messages import (
     StartRanks,
 )
 from actorflow.distributed.coordinator import Coordinator, places_on
-from actorflow.distributed.hosts import AgentLost, HostAgents
+from actorflow.distributed.hosts import AgentLost, AgentSilent, HostAgents
 from actorflow.distributed.launcher import EpochSize, Launcher, RankLaunch
 from actorflow.distributed.messages import RankKeys
 from actorflow.distributed.signal_notes import SignalNotes
@@ -137,6 +137,15 @@ def test_all_ranks_of_a_host_that_is_lost_are_lost(job):
         "rank 0 on host 0 (node0) is lost: its host was lost: its agent has ended"
     )
     assert job.says(0, AgentLost("was lost: its agent has ended")) == []
+
+
+def test_a_host_that_is_silent_is_named_before_it_is_lost(job, capsys):
+    assert job.says(1, AgentSilent(15.0)) == []
+    assert job.coordinator.failure is None
+    assert capsys.readouterr().err == (
+        "actorflow launch: host 1 (node1) has been silent for 4 s: it is stopped or its link is"
+        " down; its ranks are lost after 15 s (--host-timeout)\n"
+    )
 
 
 @pytest.mark.parametrize(
