@@ -91,7 +91,6 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
         "several hosts", "the same command, started once on each host; see docs/ranks.md"
     )
     _add_host_arguments(hosts)
-    parser.add_argument("file", help="a Python script; its arguments follow it")
 
 
 def _add_host_arguments(hosts: argparse._ArgumentGroup) -> None:

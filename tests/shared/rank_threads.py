@@ -89,7 +89,7 @@ class ThreadMember:
 
     def __init__(self, rank, ranks, coordinator):
         self.rank, self.num_ranks, self.epoch = rank, ranks.count, 1
-        self.host, self.hosts = "", ()
+        self.host, self.hosts, self.local_rank = "", (), rank
         self.failure = None
         self._ranks, self._coordinator, self._runs = ranks, coordinator, []
 

@@ -121,7 +121,13 @@ def test_hosts_have_ranks_that_follow_each_other():
 
 def test_a_job_is_compiled_for_the_hosts_of_its_launched_ranks(monkeypatch):
     members = SimpleNamespace(
-        rank=2, num_ranks=3, epoch=1, hosts=("a", "a", "b"), all_gather_object=None
+        rank=2,
+        local_rank=0,
+        num_ranks=3,
+        epoch=1,
+        host="b",
+        hosts=("a", "a", "b"),
+        all_gather_object=None,
     )
     monkeypatch.setattr(member_module, "_given", [members])
     monkeypatch.setenv("RANK", "2")

@@ -107,8 +107,8 @@ def test_what_is_malformed_is_refused_in_words_and_the_next_is_heard(client, job
     job.wait_refused(3)
     assert job.refused == [
         "a message of rank 0 was refused: the bytes are not msgpack (FormatError)",
-        "a message of rank 0 was refused: StepReached is a sequence of 3, expected a row of 2"
-        " fields (run, step)",
+        "a message of rank 0 was refused: StepReached is a sequence of 4, expected a row of 3"
+        " fields (run, step, waited_us)",
         "a message of rank 0 was refused: its kind is 'Welcome', expected a message that may be"
         " sent here",
     ]

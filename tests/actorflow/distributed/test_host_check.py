@@ -94,7 +94,8 @@ ON_B = "on host 0 (nodeA), {} on host 1 (nodeB)"
         (
             {"b": replace(B, processor="EPYC", num_cores=4, gpus=("H100", "H100"))},
             [f"warning: the processor differs: Xeon {ON_B.format('EPYC')}; {BITS}",
-             f"warning: the kind of GPUs differs: none {ON_B.format('2 H100')}; {BITS}",
+             f"warning: the kind of GPUs differs: none {ON_B.format('2 H100')}; the bits of a run"
+             " depend on it",
              f"warning: the number of cores differs: 8 {ON_B.format('4')}; ranks of all hosts have"
              " as many threads as the least of these allows"],
         ),

@@ -166,7 +166,7 @@ def test_a_second_process_of_one_host_is_refused_as_soon_as_the_first_says_a_wor
     first.socket.send_multipart(encode(AgentAlive(1)))
     assert hosts.news() == [(0, AgentAlive(1))]
     assert hosts.heard(second).reason.startswith(SECOND)
-    assert hosts.silent_for(5) == []
+    assert hosts.silent_for(3.5) == []
 
 
 def test_an_agent_that_came_again_has_the_place_of_one_that_says_nothing_more(hosts):
@@ -193,7 +193,7 @@ def test_of_two_agents_that_came_again_the_first_waits_and_one_that_went_is_forg
     hosts.clients.remove(second)
     second.close()
     hosts.poll()
-    assert hosts.silent_for(5) == []
+    assert hosts.silent_for(3.5) == []
 
 
 def test_an_agent_that_is_unknown_is_not_heard_before_its_hello(hosts):
