@@ -9,6 +9,7 @@ from preallocated memory.
 af.job, af.Job              the decorator, and what it returns: fit, stream, step, compile
 af.nn, af.optim, af.data    layers; optimizers and schedules; sources of batches
 af.relu, af.where, ...      functions on tensors, with torch's names (`actorflow.functional`)
+af.linalg, af.fft           linear algebra and Fourier transforms
 af.Mesh, af.split, af.stage, af.device  how tensors and ops lie on ranks and devices
 af.op, af.numpy_op, af.kernel, af.graph_pass  ops, kernels and passes of your own
 
@@ -32,6 +33,7 @@ from actorflow.data import DataError, DataSource  # noqa: E402
 from actorflow.environment.settings import __version__ as __version__  # noqa: E402
 from actorflow.functional import *  # noqa: E402  # its own __all__ says what
 from actorflow.functional import __all__ as _functions  # noqa: E402
+from actorflow.functional import fft, linalg  # noqa: E402
 from actorflow.jobs.job import Job, job  # noqa: E402
 from actorflow.options.job_options import LossScale  # noqa: E402
 from actorflow.options.run_spec import (  # noqa: E402
@@ -124,10 +126,12 @@ __all__ = [
     "broadcast",
     "data",
     "device",
+    "fft",
     "grad",
     "graph_pass",
     "job",
     "kernel",
+    "linalg",
     "nn",
     "numpy_op",
     "op",

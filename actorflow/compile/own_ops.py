@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from actorflow.tensor.gradient_rules import GradientTrace
 from actorflow.tensor.tensor import Tensor, apply_many
 from actorflow.tensor.tracer import Trace, current_trace, find_source, recording, source_of
 from compiler.contract.attrs import Attrs
@@ -254,7 +255,7 @@ def _gradient(
     spec = read_gradient(rule, names, outputs, attributes)
 
     def pull(b: GraphBuilder, node: Node, grads: Maybe) -> Maybe:
-        trace, operands = _Beside(b), names[: len(node.inputs)]
+        trace, operands = GradientTrace(b), names[: len(node.inputs)]
         # strict=False: a function of any number of arrays has fewer names than values.
         values = dict(zip(names, (*node.inputs, *node.outputs), strict=False))
         for name, output, grad in zip(names[len(operands) :], node.outputs, grads, strict=False):
@@ -306,22 +307,3 @@ def _checked(trace: Trace, name: str, type_: TensorType, made: object) -> ValueI
     if made.type != type_:
         raise OpTypeError(f"returns {made.type} for {name}, which is {type_}")
     return ValueId(made._value_in(trace))
-
-
-class _Beside(Trace):
-    """Records into a builder that stands at some node already: its line and scope are kept."""
-
-    def __init__(self, b: GraphBuilder) -> None:
-        super().__init__({}, {}, {}, is_training=True)
-        self.builder = b
-
-    def next_random_key(self) -> int:
-        """Refuse random ops: they count steps, which is a matter of the job's own trace."""
-        raise CompileError(
-            f"{find_source()}: a gradient draws random numbers; draw them in the job, and make them"
-            " an operand"
-        )
-
-    def emit(self, op: Op, inputs: list[ValueId], attrs: Attrs) -> tuple[ValueId, ...]:
-        """Append a node where the builder stands."""
-        return self.builder.emit(op, inputs, attrs)

@@ -8,7 +8,8 @@ another without.
 elementwise.py    arithmetic and analysis of each element, comparisons, logic, rounding, bounds
 shape.py          cut, joined and moved axes: split, concat, permute, view, squeeze, stack
 indexing.py       elements by tensors of integers: taken, put and added
-reduce.py         over axes: sums, extremes, cumulative sums, order, search
+reduce.py         over axes: sums, extremes, cumulative sums
+order.py          sorted, the largest, quantiles, places among sorted numbers
 arranging.py      repeated, turned, diagonals, windows; numbers that the job knows; padding
 products.py       matmul, einsum and products of vectors, down to matrix products
 activation.py     nonlinearities and softmax
@@ -20,6 +21,9 @@ random.py         dropout and random numbers, each a function of seed, step, op 
 control.py        scan, map, cond, while_loop: functions that run functions
 loss.py           losses of regression, of classes and of probabilities
 sequence.py       attention, rotary positions, connectionist temporal classification
+sampling.py       images at places that the job computes: grid_sample, affine_grid
+linalg.py         decompositions of matrices, as af.linalg; numpy's LAPACK
+fft.py            Fourier transforms of pairs of real and imaginary parts, as af.fft
 
 May import actorflow.tensor, compiler.contract, compiler.graph and compiler.ops.{families, language,
 primitives}. Begin reading at elementwise.py: most functions check what they take and apply one op.
@@ -39,13 +43,17 @@ from actorflow.functional import (
     convolution,
     dense,
     elementwise,
+    fft,
     indexing,
+    linalg,
     loss,
     normalisation,
+    order,
     pooling,
     products,
     random,
     reduce,
+    sampling,
     sequence,
     shape,
 )
@@ -58,10 +66,12 @@ from actorflow.functional.elementwise import *
 from actorflow.functional.indexing import *
 from actorflow.functional.loss import *
 from actorflow.functional.normalisation import *
+from actorflow.functional.order import *
 from actorflow.functional.pooling import *
 from actorflow.functional.products import *
 from actorflow.functional.random import *
 from actorflow.functional.reduce import *
+from actorflow.functional.sampling import *
 from actorflow.functional.sequence import *
 from actorflow.functional.shape import *
 from actorflow.tensor.tensor import METHODS, Tensor, as_tensor, checked_axis, validate_arguments
@@ -76,14 +86,19 @@ __all__ += elementwise.__all__
 __all__ += indexing.__all__
 __all__ += loss.__all__
 __all__ += normalisation.__all__
+__all__ += order.__all__
 __all__ += pooling.__all__
 __all__ += products.__all__
 __all__ += random.__all__
 __all__ += reduce.__all__
+__all__ += sampling.__all__
 __all__ += sequence.__all__
 __all__ += shape.__all__
 for _name in __all__:  # so that functions of the files call one another unchecked
     globals()[_name] = validate_arguments(globals()[_name])
+for _module in (fft, linalg):  # name spaces, af.fft.rfft: their names would hide others
+    for _name in _module.__all__:
+        setattr(_module, _name, validate_arguments(getattr(_module, _name)))
 
 
 # The table METHODS of `Tensor` is filled here, as `tensor` may not import functions. A function is
@@ -93,7 +108,7 @@ _NO_METHODS = ("bucketize", "searchsorted")
 _NAMES = (
     *(name for name in elementwise.__all__ if name != "where"),
     *("log_softmax", "relu", "sigmoid", "softmax", "tanh"),
-    *(name for name in reduce.__all__ if name not in _NO_METHODS),
+    *(name for name in (*reduce.__all__, *order.__all__) if name not in _NO_METHODS),
     *(name for name in products.__all__ if name not in ("einsum", "tensordot")),
     *("chunk", "flatten", "split", "unflatten"),
     *("expand", "expand_as", "movedim", "moveaxis", "narrow", "reshape_as", "select", "squeeze"),
@@ -101,8 +116,6 @@ _NAMES = (
     *("diag", "diagonal", "flip", "fliplr", "flipud", "repeat", "repeat_interleave", "roll"),
     *("rot90", "tile", "tril", "triu"),
     *("bernoulli", "multinomial"),
-    *("argsort", "kthvalue", "median", "sort", "topk", "unique"),
-    *("cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"),
     *("gather", "index_add", "index_copy", "index_fill", "index_put", "index_select"),
     *("masked_fill", "put", "scatter", "scatter_add", "take", "take_along_dim"),
 )
@@ -133,6 +146,9 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "dim": lambda x: x.ndim,
     "numel": lambda x: x.type.num_elements,
     "size": lambda x, dim=None: x.shape if dim is None else x.shape[checked_axis(x, dim)],
+    "new_full": lambda x, size, fill_value: arranging.full(size, fill_value, dtype=x.dtype),
+    "new_ones": lambda x, *size: arranging.ones(*size, dtype=x.dtype),
+    "new_zeros": lambda x, *size: arranging.zeros(*size, dtype=x.dtype),
     "type_as": lambda x, other: x.to(as_tensor(other).dtype),
 }
 """Methods that torch's tensors have, and that are no functions here: tensors never change."""
@@ -144,6 +160,8 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
 }
 
 _OTHERS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(linalg, name) for name in ("cholesky", "det", "matrix_power", "slogdet")},
+    "inverse": linalg.inv,
     "trace": arranging.trace,  # not af.trace, which is a package
     "unfold": arranging.unfold,  # not af.unfold, which makes columns of images, as torch's
 }

@@ -9,9 +9,9 @@ import numpy as np
 from actorflow.functional.arranging import full, ones, zeros
 from actorflow.functional.elementwise import logical_and, maximum, where
 from actorflow.functional.indexing import Index, index_add, index_value
+from actorflow.functional.order import searchsorted
 from actorflow.functional.products import einsum
 from actorflow.functional.reduce import max as largest
-from actorflow.functional.reduce import searchsorted
 from actorflow.functional.shape import concat
 from actorflow.tensor.literals import checked_size
 from actorflow.tensor.op_math import rounded, widened

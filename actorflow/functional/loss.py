@@ -23,6 +23,7 @@ from compiler.ops.families import activation, arithmetic, loss
 __all__ = [
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
+    "cdist",
     "cosine_embedding_loss",
     "cosine_similarity",
     "cross_entropy",
@@ -200,6 +201,24 @@ def pairwise_distance(
     if not power > 0:
         raise CompileError(f"{find_source()}: p of pairwise_distance must be above 0, got {power}")
     return norm(as_tensor(x1) - as_tensor(x2) + small, power, -1, keepdim=keepdim)
+
+
+@in_float32
+def cdist(x1: Tensor, x2: Tensor, p: float = 2.0) -> Tensor:
+    """Return the p-norms of the differences of all rows of x1 and all rows of x2.
+
+    x1 [..., P, M], x2 [..., R, M] -> [..., P, R]; batches broadcast. No gradient flows where a
+    distance is 0. Differences are taken before powers, so that near rows keep their digits.
+    """
+    x1, x2 = as_tensor(x1), as_tensor(x2)
+    if min(x1.ndim, x2.ndim) < 2 or x1.shape[-1] != x2.shape[-1]:
+        raise CompileError(
+            f"{find_source()}: cdist needs [..., P, M] and [..., R, M], got {x1.type} and {x2.type}"
+        )
+    power = checked_number(p, "the p of cdist")
+    if power < 0:
+        raise CompileError(f"{find_source()}: p of cdist must be 0 or more, got {power}")
+    return norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), power, -1)
 
 
 @in_float32

@@ -15,7 +15,8 @@ import numpy as np
 
 from actorflow.functional.convolution import batched, unbatched
 from actorflow.functional.elementwise import cos, log, sqrt, where
-from actorflow.functional.reduce import argmax, argsort, topk
+from actorflow.functional.order import argsort, topk
+from actorflow.functional.reduce import argmax
 from actorflow.tensor.literals import checked_number, checked_size, dtype_named, of_ranks
 from actorflow.tensor.tensor import Operand, Tensor, apply, as_tensor, integers
 from actorflow.tensor.tracer import Trace, current_trace, find_source

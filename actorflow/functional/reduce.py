@@ -1,14 +1,13 @@
-"""Functions that bring the elements along axes together, or in order.
+"""Functions that bring the elements along axes together.
 
-In this order: reductions; sums, products and extremes of all elements up to each one; sorting, the
-largest, and places among sorted numbers.
+In this order: reductions; then sums, products and extremes of all elements up to each one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,14 +27,14 @@ from actorflow.functional.elementwise import (
 )
 from actorflow.functional.indexing import gather
 from actorflow.functional.shape import concat
-from actorflow.tensor.literals import checked_number, checked_size, with_numpy_names
+from actorflow.tensor.literals import checked_number, with_numpy_names
 from actorflow.tensor.op_math import in_float32
 from actorflow.tensor.tensor import Tensor, apply, as_tensor, checked_axis, integers
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
 from compiler.contract.types import DType
 from compiler.graph.registry import Op
-from compiler.ops.families.along import ARGSORT, RECURRENCE
+from compiler.ops.families.along import RECURRENCE
 from compiler.ops.primitives import reduce
 
 __all__ = [
@@ -45,30 +44,24 @@ __all__ = [
     "any",
     "argmax",
     "argmin",
-    "argsort",
-    "bucketize",
     "count_nonzero",
     "cummax",
     "cummin",
     "cumprod",
     "cumsum",
-    "kthvalue",
     "logcumsumexp",
     "logsumexp",
     "max",
     "mean",
-    "median",
     "min",
     "nansum",
     "norm",
     "prod",
-    "searchsorted",
-    "sort",
     "std",
+    "std_mean",
     "sum",
-    "topk",
-    "unique",
     "var",
+    "var_mean",
 ]
 
 
@@ -157,6 +150,20 @@ def std(x: Tensor, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
     largest = _scale_of(abs(difference), axes)
     root = _root(_variance(difference / largest, axes, correction, keepdim=True)) * largest
     return root if keepdim else root.reshape([n for i, n in enumerate(x.shape) if i not in axes])
+
+
+def std_mean(
+    x: Tensor, dim: Dims = None, *, correction: float = 1, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return the standard deviation and the mean over `dim`; see `std`."""
+    return std(x, dim, correction=correction, keepdim=keepdim), mean(x, dim, keepdim=keepdim)
+
+
+def var_mean(
+    x: Tensor, dim: Dims = None, *, correction: float = 1, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return the variance and the mean over `dim`; see `var`."""
+    return var(x, dim, correction=correction, keepdim=keepdim), mean(x, dim, keepdim=keepdim)
 
 
 def _root(x: Tensor) -> Tensor:
@@ -448,130 +455,3 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
         return log(total) + most
 
     return _recurring(as_tensor(x), dim, summed)
-
-
-@with_numpy_names
-def argsort(x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool = True) -> Tensor:
-    """Return where the elements along `dim` are in order, int64. Equal ones stay as they came.
-
-    NaN is larger than any number. `stable` changes nothing: the order is always stable.
-    """
-    x = as_tensor(x)
-    if not x.ndim:
-        return as_tensor(0, DType.INT64)
-    axis, last = checked_axis(x, dim), x.ndim - 1
-    if x.dtype is DType.UINT64:
-        raise CompileError(f"{find_source()}: uint64 has no order here; cast it with .to('int64')")
-    wide = x if x.dtype.is_float else x.to("int64")
-    moved = wide if axis == last else wide.swapaxes(axis, last)
-    order = apply(ARGSORT, moved, descending=bool(descending))
-    return order if axis == last else order.swapaxes(axis, last)
-
-
-@with_numpy_names
-def sort(
-    x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool = True
-) -> ValuesAndIndices:
-    """Return the elements along `dim` in order, and where they were; see `argsort`."""
-    x = as_tensor(x)
-    places = argsort(x, dim, descending, stable=stable)
-    return ValuesAndIndices(gather(x, dim, places) if x.ndim else x, places)
-
-
-@with_numpy_names
-def topk(
-    x: Tensor,
-    k: int,
-    dim: int = -1,
-    largest: bool = True,
-    sorted: bool = True,  # noqa: A002  # torch's name
-) -> ValuesAndIndices:
-    """Return the k largest, or smallest, elements along `dim` in order, and where they were.
-
-    Of equal ones those that come first. They are sorted whether `sorted` asks for it or not.
-    """
-    x = as_tensor(x)
-    axis, count = checked_axis(x, dim), checked_size(k, "k")
-    if not 0 <= count <= x.shape[axis]:
-        raise CompileError(f"{find_source()}: topk takes 0..{x.shape[axis]} elements, got {count}")
-    # A stable sort has the first of equal ones first.
-    order = argsort(x, axis, descending=bool(largest))
-    places = order[(*(slice(None),) * axis, slice(count))]
-    return ValuesAndIndices(gather(x, axis, places), places)
-
-
-@with_numpy_names
-def kthvalue(x: Tensor, k: int, dim: int = -1, *, keepdim: bool = False) -> ValuesAndIndices:
-    """Return the k-th smallest element along `dim`, counted from 1, and where it is."""
-    x = as_tensor(x)
-    axis, count = checked_axis(x, dim), checked_size(k, "k")
-    if not 1 <= count <= x.shape[axis]:
-        raise CompileError(f"{find_source()}: kthvalue has k in 1..{x.shape[axis]}, got {count}")
-    places = argsort(x, axis)[(*(slice(None),) * axis, slice(count - 1, count))]
-    return _picked(x, axis, places, keepdim)
-
-
-def _picked(x: Tensor, axis: int, places: Tensor, keepdim: bool) -> ValuesAndIndices:
-    values = gather(x, axis, places)
-    if keepdim:
-        return ValuesAndIndices(values, places)
-    shape = (*x.shape[:axis], *x.shape[axis + 1 :])
-    return ValuesAndIndices(values.reshape(shape), places.reshape(shape))
-
-
-@with_numpy_names
-def median(
-    x: Tensor, dim: int | None = None, *, keepdim: bool = False
-) -> Tensor | ValuesAndIndices:
-    """Return the median, the lower one of two; along an axis with where it is. NaN where one is."""
-    x = as_tensor(x)
-    if dim is None:
-        pair = median(x.reshape(-1), 0)
-        return pair[0]
-    axis = checked_axis(x, dim)
-    if not x.shape[axis]:
-        raise CompileError(f"{find_source()}: the median of no elements, {x.type} along {dim}")
-    middle = (x.shape[axis] - 1) // 2
-    places = argsort(x, axis)[(*(slice(None),) * axis, slice(middle, middle + 1))]
-    if x.dtype.is_float:
-        is_nan = x != x
-        has_nan = is_nan.to("int32").sum(axis, keepdim=True) > 0
-        places = where(has_nan, argmax(is_nan.to("int32"), axis, keepdim=True), places)
-    return _picked(x, axis, places, keepdim)
-
-
-def searchsorted(sorted_sequence: Tensor, values: Any, *, right: bool = False) -> Tensor:
-    """Return where values would go into sorted rows so that those stay sorted, int64.
-
-    Before what is equal, or behind it with `right`. The sequence is a vector, or has the leading
-    axes of the values. Every value is compared with its whole row.
-    """
-    row = as_tensor(sorted_sequence)
-    queries = as_tensor(values, row.dtype)
-    if not row.ndim or (row.ndim > 1 and row.shape[:-1] != queries.shape[:-1]):
-        raise CompileError(
-            f"{find_source()}: searchsorted needs a vector, or rows for the leading axes of"
-            f" {queries.type}; got {row.type}"
-        )
-    rows = row if row.ndim == 1 else row.reshape(*row.shape[:-1], 1, row.shape[-1])
-    each = queries.reshape(*queries.shape, 1)
-    is_before = rows <= each if right else rows < each
-    if queries.dtype.is_float:
-        is_before = is_before | (isnan(each) if right else isnan(each) & ~isnan(rows))
-    return is_before.to("int64").sum(-1)
-
-
-def bucketize(x: Any, boundaries: Tensor, *, right: bool = False) -> Tensor:
-    """Return between which sorted boundaries elements lie; see `searchsorted`."""
-    row = as_tensor(boundaries)
-    if row.ndim != 1:
-        raise CompileError(f"{find_source()}: bucketize needs a vector of bounds, got {row.type}")
-    return searchsorted(row, x, right=right)
-
-
-def unique(x: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
-    """Say that how many elements differ is known from the data alone."""
-    raise CompileError(
-        f"{find_source()}: the number of elements of unique depends on values, and shapes are"
-        " static; sort the tensor, or compare neighbours of a sorted one"
-    )

@@ -9,6 +9,7 @@ tensor.py          `Tensor`, `apply`, the table METHODS, `validate_arguments` fo
 tracer.py          `Trace`; the user's line that messages name; a function's code by content
 literals.py        numbers, sizes and dtypes checked; the dtype that operands meet in
 op_math.py         `in_float32`: composed functions of 16-bit floats compute in float32
+gradient_rules.py  gradients of ops that are written over tensors
 layouts.py         af.Mesh and sbp=, af.device and x.to, af.stage
 initial_values.py  the first value of each variable, from the seed and its name
 

@@ -13,6 +13,7 @@ from compiler.ops.families import (
     attention,
     embedding,
     gradients,
+    linear_algebra,
     loops,
     loss,
     normalisation,
@@ -22,7 +23,20 @@ from compiler.ops.language import program_ops
 from compiler.ops.primitives import convolution, matmul, reduce, shape, slicing, sources, transfer
 
 FAMILIES = (
-    *(activation, along, arithmetic, attention, convolution, embedding, gradients, loops, loss),
-    *(matmul, normalisation, program_ops, reduce, shape, slicing, sources, transfer, updates),
+    *(activation, along, arithmetic, attention, convolution, embedding, gradients),
+    *(
+        linear_algebra,
+        loops,
+        loss,
+        matmul,
+        normalisation,
+        program_ops,
+        reduce,
+        shape,
+        slicing,
+        sources,
+        transfer,
+        updates,
+    ),
 )
 """The files that register the ops, by name."""

@@ -219,6 +219,19 @@ CASES = [
         {"p": 3.0},
         {"p": float("inf")},
     ),
+    *[
+        Case(
+            f"cdist {p}",
+            lambda x, y, p=p: af.cdist(x, y, p),
+            lambda t, x, y, p=p: t.cdist(x, y, p, compute_mode="donot_use_mm_for_euclid_dist"),
+            [
+                floats((*b, n, m), (*c, 3, m), key=(p, n, m))
+                for b, c in (((), ()), ((2,), (2,)), ((2, 1), (3,)), ((2,), ()))
+                for n, m in ((1, 1), (2, 3), (4, 2), (5, 7), (1, 9))
+            ],
+        )
+        for p in (2.0, 1.0, 0.0, 3.0, float("inf"))
+    ],
     plain(
         "triplet_margin_loss",
         vectors(),

@@ -28,6 +28,38 @@ CASES = [
     case("prod", lambda t, x: [t.prod(x, 1), t.prod(x, -1, keepdim=True)], CUBES),
     case("var", lambda t, x: [t.var(x, 1), t.var(x, (0, 2), correction=0)], MANY),
     case("std", lambda t, x: [t.std(x), t.std(x, 1, keepdim=True)], MANY),
+    case(
+        "std_mean and var_mean",
+        lambda t, x: [*t.std_mean(x, 1), *t.var_mean(x, (0, 2), correction=0, keepdim=True)],
+        MANY,
+    ),
+    *[
+        case(
+            f"quantile {way}",
+            lambda t, x, way=way: [
+                t.quantile(x, 0.3, 1, interpolation=way),
+                t.quantile(x, 0.5, interpolation=way),
+                t.quantile(x, 1.0, -1, keepdim=True, interpolation=way),
+            ],
+            CUBES,
+        )
+        for way in ("linear", "lower", "higher", "nearest", "midpoint")
+    ],
+    Case(
+        "quantile of several",
+        lambda x: [
+            af.quantile(x, [0.0, 0.25, 0.9], 1),
+            af.nanquantile(x, [0.4, 0.5], 2, keepdim=True),
+            af.nanquantile(x, 0.75),
+        ],
+        lambda t, x: [
+            t.quantile(x, t.tensor([0.0, 0.25, 0.9], dtype=x.dtype), 1),
+            t.nanquantile(x, t.tensor([0.4, 0.5], dtype=x.dtype), 2, keepdim=True),
+            t.nanquantile(x, 0.75),
+        ],
+        HOLES,
+        has_gradient=False,
+    ),
     case("logsumexp", lambda t, x: [t.logsumexp(x, 1), t.logsumexp(x, (0, 2))], CUBES),
     case("nansum", lambda t, x: [t.nansum(x, 1), t.nansum(x)], HOLES),
     case("any and all", lambda t, x: [t.any(x), t.all(x), t.any(x, 1), t.all(x, 1)], COUNTS),

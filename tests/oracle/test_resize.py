@@ -31,7 +31,55 @@ def resized(name, shapes, *calls):
     )
 
 
+def sampled(name, shapes, *calls):
+    """Return a case of several calls of grid_sample, at places inside and outside."""
+    sets = []
+    for number, (n, c, *extents) in enumerate(shapes):
+        rank = len(extents)
+        places = (n, 3, *[2] * (rank - 2), 4, rank)
+        sets.append(
+            floats((n, c, *extents), key=number) + floats(places, low=-1.6, high=1.6, key=number)
+        )
+    return Case(
+        name,
+        lambda x, grid: [af.grid_sample(x, grid, **own) for own in calls],
+        lambda t, x, grid: [t.nn.functional.grid_sample(x, grid, **own) for own in calls],
+        sets,
+    )
+
+
+def ways(mode):
+    return [
+        {"mode": mode, "padding_mode": padding, "align_corners": aligned}
+        for padding in ("zeros", "border", "reflection")
+        for aligned in (False, True)
+    ]
+
+
+def maps(rank):
+    return [floats((n, rank, rank + 1), key=(n, rank, k)) for n in (1, 2) for k in range(10)]
+
+
 CASES = [
+    *[sampled(f"grid_sample {m}", PLANES, *ways(m)) for m in ("bilinear", "nearest", "bicubic")],
+    *[sampled(f"grid_sample of solids {m}", SOLIDS, *ways(m)) for m in ("bilinear", "nearest")],
+    *[
+        Case(
+            f"affine_grid of {rank} axes",
+            lambda x, rank=rank: [
+                af.affine_grid(x, (x.shape[0], 5, *size[:rank]), aligned)
+                for size in ((2, 3, 4), (1, 5, 1))
+                for aligned in (False, True)
+            ],
+            lambda t, x, rank=rank: [
+                t.nn.functional.affine_grid(x, (x.shape[0], 5, *size[:rank]), aligned)
+                for size in ((2, 3, 4), (1, 5, 1))
+                for aligned in (False, True)
+            ],
+            maps(rank),
+        )
+        for rank in (2, 3)
+    ],
     resized(
         "nearest",
         PLANES,

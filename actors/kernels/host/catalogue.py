@@ -52,6 +52,7 @@ from actors.kernels.reference.bfloat16 import upcast
 from actors.kernels.reference.convolution import CONVOLUTION_KERNELS, POOLING_KERNELS
 from actors.kernels.reference.embedding import EMBEDDING_KERNELS, EMBEDDING_UPDATE
 from actors.kernels.reference.fused import NUMPY_FUSED_KERNELS
+from actors.kernels.reference.linear_algebra import LINEAR_ALGEBRA_KERNELS
 from actors.kernels.reference.matmul import MATMUL_KERNELS
 from actors.kernels.reference.reduce import ALONG_KERNELS, REDUCE_KERNELS
 from actors.kernels.reference.region import REGION_KERNELS
@@ -103,6 +104,7 @@ NUMPY_KERNELS: tuple[HostKernel, ...] = (
     *EMBEDDING_KERNELS,
     EMBEDDING_UPDATE,
     *ALONG_KERNELS,
+    *LINEAR_ALGEBRA_KERNELS,
 )
 
 

@@ -13,6 +13,7 @@ attention       attention, block by block
 attention_grad  its gradient
 embedding       rows of a table, its gradient, and its update by rows
 reduce          reductions, sort and recurrences; sums that lose little
+linear_algebra  LAPACK and pocketfft through numpy
 bfloat16        casts of bfloat16, and kernels of 16-bit floats by way of float32
 
 It imports `actors.kernels.{common, program}`, `actors.machine` and `compiler.contract`. It must not

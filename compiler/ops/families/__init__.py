@@ -12,6 +12,7 @@ A new activation goes into `activation`, a new optimizer into `updates`: types, 
     attention      scaled dot-product attention as one op
     embedding      rows picked by ids, and their updates
     along          sorting and recurrences along the last axis; flags and sums over tensors
+    linear_algebra decompositions of matrices, Fourier transforms: what libraries compute
     loops          scan, while and cond over bodies
 
 It may import `contract`, `graph`, `ops.language` and `ops.primitives`.

@@ -36,6 +36,10 @@ ELSEWHERE = {
     "over_stages": "between ranks; tests/compiler/sbp/test_cut.py",
     **dict.fromkeys(("send", "receive"), "between ranks; tests/actors/collectives"),
     "constant": "tests/compiler/ops/test_ops.py",
+    **dict.fromkeys(
+        ["cholesky", "det", "eigh", "fft", "qr", "slogdet", "solve", "svd"],
+        "libraries compute them; tests/oracle/test_linear_algebra.py",
+    ),
     "fused": "made of the others; tests/actors/kernels/native",
     "region": "made of the others; tests/actors/kernels/test_regions.py",
     "cond": "its functions are attributes; tests/oracle/test_scan.py",

@@ -59,6 +59,9 @@ ELSEWHERE = {
     **dict.fromkeys(("floor", "ceil", "trunc", "sign"), "in the table of ops; no slope"),
     **dict.fromkeys(("recurrence", "square_sum"), "sums of products"),
     **dict.fromkeys(
+        ("cholesky", "det", "eigh", "fft", "qr", "slogdet", "solve", "svd"), "LAPACK and pocketfft"
+    ),
+    **dict.fromkeys(
         (
             "adafactor_update",
             "adafactor_vector_update",
