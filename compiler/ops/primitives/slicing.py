@@ -239,7 +239,7 @@ def _simplify_concat(b: GraphBuilder, node: Node, inputs: Values) -> Values | No
         before = b.producer_of(value)
         is_joined = before.op is CONCAT and before.attrs == node.attrs
         parts += before.inputs if is_joined else (value,)
-    return None if len(parts) == len(inputs) else b.emit(CONCAT, parts, node.attrs)
+    return None if tuple(parts) == tuple(inputs) else b.emit(CONCAT, parts, node.attrs)
 
 
 def joined_pads(b: GraphBuilder, x: ValueId, y: ValueId) -> ValueId | None:

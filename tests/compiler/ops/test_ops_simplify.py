@@ -253,3 +253,19 @@ def test_a_scalar_constant_is_recognised_by_its_bits():
     assert is_scalar_constant(b, constant(b, np.array([[2]])), 2.0)
     assert not is_scalar_constant(b, constant(b, np.array([2, 2])), 2.0)
     assert not is_scalar_constant(b, b.emit_one(INPUT, name="x", dtype="int64", shape=()), 0)
+
+
+def test_an_empty_part_beside_a_concat_goes_though_the_number_of_parts_stays():
+    b = GraphBuilder()
+    wide, empty = [
+        b.emit_one(INPUT, name=name, dtype="float32", shape=shape)
+        for name, shape in (("x", (2, 2)), ("none", (2, 0)))
+    ]
+    inner = b.emit_one(find_op("concat"), wide, wide, axis=1)
+    outer = b.emit_one(find_op("concat"), inner, empty, axis=1)
+    new, ids = GraphBuilder(), {}
+    for node in b.nodes:
+        inputs = tuple([ids[v] for v in node.inputs])
+        rule = simplify.get(node.op) if simplify.has(node.op) else lambda *_: None
+        ids[node.outputs[0]] = (rule(new, node, inputs) or new.emit(node.op, inputs, node.attrs))[0]
+    assert new.producer_of(ids[outer]).inputs == (ids[wide], ids[wide])
