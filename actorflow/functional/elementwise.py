@@ -238,22 +238,46 @@ def lerp(start: Operand, end: Operand, weight: Operand) -> Tensor:
 
 
 def pow(x: Operand, exponent: Operand) -> Tensor:  # noqa: A001  # torch's name
-    """Return x to a power. Of an integer tensor and a whole number from 0 on it is an integer."""
+    """Return x to a power: of integers an integer, by squaring; a number must be 0 or more then."""
     x, exponent = [as_tensor(o) if isinstance(o, np.ndarray) else o for o in (x, exponent)]
     tensors = [o for o in (x, exponent) if isinstance(o, Tensor)]
     if not tensors or not all([_is_whole(o) for o in (x, exponent)]):
         return apply(arithmetic.POW, x, exponent)
-    if not isinstance(x, Tensor) or not isinstance(exponent, int) or exponent < 0:
-        came = [str(o.type) if isinstance(o, Tensor) else str(o) for o in (x, exponent)]
+    if isinstance(exponent, Tensor):
+        return _to_whole_powers(as_tensor(x, exponent.dtype), exponent)
+    if exponent < 0:
         raise CompileError(
-            f"{find_source()}: {came[0]} needs an exponent that is an integer of 0 or more, got"
-            f" {came[1]}; convert the tensor first with .to('float32')"
+            f"{find_source()}: {tensors[0].type} needs an exponent that is an integer of 0 or more,"
+            f" got {exponent}; convert the tensor first with .to('float32')"
         )
     base: Tensor = x.to(DType.INT64) if x.dtype is DType.BOOL else x
     power: Tensor = base * 0 + 1
     for bit in reversed(f"{exponent:b}"):
         power, base = (power * base if bit == "1" else power), base * base
     return power
+
+
+def _to_whole_powers(x: Tensor, exponent: Tensor) -> Tensor:
+    """Return x to integers, by squaring: exact but for wrapping around, as products are.
+
+    To a negative power it is the quotient 1 / x^n, rounded toward zero, and 0 for x = 0.
+    """
+    dtype = result_type([x, exponent])
+    dtype = DType.INT64 if dtype is DType.BOOL else dtype
+    base, rest = x.to(dtype), exponent.to(dtype)
+    is_signed = dtype.value.startswith("int")
+    bits = 8 * dtype.itemsize - is_signed
+    is_odd = apply(arithmetic.BITWISE_AND, rest, 1) == 1
+    power: Tensor = base * 0 + 1
+    square_ = base
+    for bit in range(bits):
+        is_set = apply(arithmetic.BITWISE_AND, apply(arithmetic.SHIFT_RIGHT, rest, bit), 1) == 1
+        power = where(is_set, power * square_, power)
+        square_ = square_ * square_
+    if not is_signed:
+        return power
+    turned = where(is_odd, base, 1)  # of 1 and -1
+    return where(rest < 0, where(abs(base) == 1, turned, 0), power)
 
 
 def _is_whole(operand: Operand) -> bool:

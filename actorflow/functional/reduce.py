@@ -256,6 +256,10 @@ def mean(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> Tensor:
 @with_numpy_names
 def amax(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> Tensor:
     """Return the maximum over `dim`, NaN where one is. Ties share the gradient, NaN of a NaN."""
+    x = as_tensor(x)
+    # Bools as bytes: `or` and `and` of them are their extremes.
+    if x.dtype is DType.BOOL:
+        return amax(x.to(DType.UINT8), dim, keepdim=keepdim).to(DType.BOOL)
     return _over(reduce.MAX, x, dim, keepdim)
 
 

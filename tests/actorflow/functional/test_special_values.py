@@ -170,3 +170,29 @@ def test_nan_lies_behind_all_numbers_of_a_sorted_sequence(edges, dtype, device):
     np.testing.assert_array_equal(made["bucketize"], left)
     np.testing.assert_array_equal(made["right"], right)
     np.testing.assert_array_equal(made["bucketize right"], right)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
+def test_powers_of_integers_are_exact_and_wrap_around(dtype):
+    low = 0 if dtype == "uint8" else -9
+    rng = np.random.default_rng(0)
+    base, exponent = rng.integers(low, 10, 100), rng.integers(0, 40, 100)
+    job = af.job(train=False)(lambda model, b: b.x**b.n)
+    batch = {"x": base.astype(dtype), "n": exponent.astype(dtype)}
+    expected = [(int(x) ** int(n)) % (1 << 64) for x, n in zip(base, exponent, strict=True)]
+    got = job.step(nn.Module(), batch)["output"]
+    np.testing.assert_array_equal(got, np.array(expected, np.uint64).astype(dtype))
+
+
+def test_negative_powers_of_integers_are_quotients_of_one():
+    job = af.job(train=False)(lambda model, b: b.x**b.n)
+    batch = {"x": np.array([2, 1, -1, -1, 0], np.int8), "n": np.array([-1, -3, -3, -2, -1], np.int8)}
+    assert job.step(nn.Module(), batch)["output"].tolist() == [0, 1, -1, 1, 0]
+
+
+def test_extremes_of_bools_are_or_and_and():
+    table = np.array([[True, False], [False, False], [True, True]])
+    job = af.job(train=False)(lambda model, b: {"max": b.x.amax(1), "min": b.x.amin(1)})
+    made = job.step(nn.Module(), {"x": table})
+    np.testing.assert_array_equal(made["max"], table.any(1))
+    np.testing.assert_array_equal(made["min"], table.all(1))
