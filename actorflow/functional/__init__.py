@@ -117,7 +117,7 @@ _NAMES = (
     *("rot90", "tile", "tril", "triu"),
     *("bernoulli", "multinomial"),
     *("gather", "index_add", "index_copy", "index_fill", "index_put", "index_select"),
-    *("masked_fill", "put", "scatter", "scatter_add", "take", "take_along_dim"),
+    *("masked_fill", "put", "scatter", "scatter_add", "scatter_reduce", "take", "take_along_dim"),
 )
 
 

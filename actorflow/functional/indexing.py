@@ -10,12 +10,12 @@ it, or the trace where it is a constant.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from actorflow.functional.elementwise import maximum, where
+from actorflow.functional.elementwise import maximum, minimum, where
 from actorflow.tensor.literals import refuse_masked, with_numpy_names
 from actorflow.tensor.tensor import Operand, Tensor, apply, as_tensor, checked_axis
 from actorflow.tensor.tracer import find_source
@@ -23,6 +23,7 @@ from compiler.contract.errors import CompileError
 from compiler.contract.types import DType
 from compiler.graph.registry import OpTypeError, broadcast_shape
 from compiler.ops.families import embedding
+from compiler.ops.families.along import ARGSORT
 from compiler.ops.primitives import slicing
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "put",
     "scatter",
     "scatter_add",
+    "scatter_reduce",
     "take",
     "take_along_axis",
     "take_along_dim",
@@ -374,6 +376,68 @@ def scatter_add(x: Tensor, dim: int, index: Index, src: Tensor) -> Tensor:
     rows = _elements(x, checked_axis(x, dim), indices, "scatter_add")
     source = _source(x, src, rows.shape)
     return x + rows.added(source.reshape(*rows.shape, 1)).reshape(x.shape)
+
+
+_COMBINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "prod": lambda a, b: a * b,
+    "amax": maximum,
+    "amin": minimum,
+}
+
+
+@with_numpy_names
+def scatter_reduce(
+    x: Tensor, dim: int, index: Index, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """Return x with elements of `src` for one place combined, as `scatter_add` adds them.
+
+    `reduce` is "sum", "prod", "mean", "amax" or "amin". With `include_self` x is one of the
+    elements; without it counts where the index names no place.
+    """
+    x = as_tensor(x)
+    known = ("sum", "mean", *_COMBINED)
+    if reduce not in known:
+        raise CompileError(f"{find_source()}: scatter_reduce knows {known}, got {reduce!r}")
+    indices = index_value(index, "the index of scatter_reduce")
+    rows = _elements(x, checked_axis(x, dim), indices, "scatter_reduce")
+    table, source = x.reshape(rows.count, 1), _source(x, src, rows.shape)
+    if not math.prod(rows.shape):
+        return x
+    if reduce in _COMBINED:
+        combine = _COMBINED[reduce]
+        all_of_one = _combined(rows, source.reshape(-1), combine)
+        if not include_self:
+            return rows.put(table, all_of_one).reshape(x.shape)
+        base = table if reduce != "prod" else table * 0 + 1
+        return combine(table, rows.put(base, all_of_one)).reshape(x.shape)
+    if not include_self:
+        table = rows.put(table, 0)
+    total = table + rows.added(source.reshape(*rows.shape, 1))
+    if reduce == "mean":
+        ones = as_tensor(np.ones((), x.dtype.value)).broadcast_to(*rows.shape, 1)
+        count = rows.added(ones) + (1 if include_self else 0)
+        count = maximum(count, 1)
+        total = total / count if x.dtype.is_float else total // count
+    return total.reshape(x.shape)
+
+
+def _combined(
+    rows: FlatIndices, values: Tensor, combine: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Return for each element what it and those before it for the same place come to.
+
+    A segmented scan of the elements in order of their places (Hillis & Steele, 1986): log2(n) steps
+    over all of them, whatever the places are. The last one for a place has the whole.
+    """
+    order = apply(ARGSORT, rows.ids.broadcast_to(*rows.shape).reshape(-1), descending=False)
+    places = picked(rows.ids.broadcast_to(*rows.shape).reshape(-1), 0, [order])
+    values, count, far = picked(values, 0, [order]), len(values), 1
+    while far < count:
+        is_one = places[far:] == places[:-far]
+        both = where(is_one, combine(values[:-far], values[far:]), values[far:])
+        values = apply(slicing.CONCAT, values[:far], both, axis=0)
+        far *= 2
+    return picked(values, 0, [apply(ARGSORT, order, descending=False)])
 
 
 def _source(x: Tensor, src: Operand, shape: tuple[int, ...]) -> Tensor:

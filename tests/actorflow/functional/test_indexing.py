@@ -64,3 +64,37 @@ def test_integers_and_bools_are_taken_and_put_too():
 def test_an_axis_without_elements_has_no_index():
     with raises(af.CompileError):
         computed(lambda b: b.x[b.i], x=X[:0], i=np.array([0]))
+
+
+def reduced_one_by_one(x, index, source, reduce, include_self):
+    """Return what scatter_reduce along axis 1 says, element after element, in float64."""
+    out, seen = x.astype(np.float64), set()
+    count = np.full(x.shape, float(include_self))
+    step = {"prod": np.multiply, "amax": np.maximum, "amin": np.minimum}.get(reduce, np.add)
+    for row, column in np.ndindex(index.shape):
+        place = row, index[row, column]
+        is_first = not include_self and place not in seen
+        out[place] = source[row, column] if is_first else step(out[place], source[row, column])
+        seen.add(place)
+        count[place] += 1
+    return out / np.maximum(count, 1) if reduce == "mean" else out
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
+def test_elements_for_one_place_are_combined(reduce, include_self, device):
+    rng = np.random.default_rng(0)
+    x, source = rng.normal(size=(4, 5)).astype(np.float32), rng.normal(size=(3, 9))
+    index = rng.integers(0, 5, (3, 9))
+    got = computed(
+        lambda b: b.x.scatter_reduce(1, b.i, b.s, reduce, include_self=include_self),
+        device,
+        **{"x": x, "i": index, "s": source.astype(np.float32)},
+    )
+    expected = reduced_one_by_one(x, index, source, reduce, include_self)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_unknown_reduction_is_named():
+    with raises(af.CompileError):
+        computed(lambda b: b.x.scatter_reduce(0, b.i, b.x, "max"), x=X[0, 0], i=np.array([0]))
