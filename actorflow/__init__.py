@@ -10,13 +10,14 @@ af.job, af.Job              the decorator, and what it returns: fit, stream, ste
 af.nn, af.optim, af.data    layers; optimizers and schedules; sources of batches
 af.relu, af.where, ...      functions on tensors, with torch's names (`actorflow.functional`)
 af.linalg, af.fft           linear algebra and Fourier transforms
+af.onnx                     models of ONNX, read and written
 af.Mesh, af.split, af.stage, af.device  how tensors and ops lie on ranks and devices
 af.op, af.numpy_op, af.kernel, af.graph_pass  ops, kernels and passes of your own
 
-Below this file, and importing only to the right: cli, jobs, run, distributed, compile and trace,
-options, nn and optim, functional, tensor; environment, data and checkpoint import none of these.
-Begin reading at `jobs/job.py`, which traces, compiles and runs; see README.md, and docs/tour.md,
-which follows one tensor through the engine.
+Below this file, and importing only to the right: cli, onnx, jobs, run, distributed, compile and
+trace, options, nn and optim, functional, tensor; environment, data and checkpoint import none of
+these. Begin reading at `jobs/job.py`, which traces, compiles and runs; see README.md, and
+docs/tour.md, which follows one tensor through the engine.
 """
 
 from actorflow.top_level import check_top_level_packages, keep_library_module
@@ -67,6 +68,7 @@ from compiler.contract.plan import Plan  # noqa: E402
 from compiler.contract.types import DType, TensorType  # noqa: E402
 
 if TYPE_CHECKING:
+    from actorflow import onnx
     from actorflow.compile.extensions import graph_pass, kernel
     from actorflow.run.fitting import FitResult, Stopped
     from actorflow.run.runner import Runner
@@ -81,9 +83,15 @@ _LATE = {
 }
 """Names whose modules load the kernels and the machine, a third of the time of this import."""
 
+_LATE_ROOMS = ("onnx",)
+
 
 def __getattr__(name: str) -> Any:
-    """Hand on a name of `_LATE` when it is first asked for."""
+    """Hand on a name of `_LATE`, or a room of `_LATE_ROOMS`, when it is first asked for."""
+    if name in _LATE_ROOMS:
+        from importlib import import_module
+
+        return import_module(f"{__name__}.{name}")
     if name not in _LATE:
         raise unsupported_attribute(f"module {__name__!r}", name, PACKAGE_HINTS)
     from importlib import import_module
@@ -134,6 +142,7 @@ __all__ = [
     "linalg",
     "nn",
     "numpy_op",
+    "onnx",
     "op",
     "optim",
     "partial",
