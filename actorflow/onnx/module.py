@@ -19,6 +19,7 @@ from actorflow.nn.parameter import Buffer, Parameter
 from actorflow.onnx import reading
 from actorflow.onnx.arranging import ARRANGING
 from actorflow.onnx.attention import ATTENTION, TRAINING
+from actorflow.onnx.control import CONTROL
 from actorflow.onnx.elementwise import ELEMENTWISE
 from actorflow.onnx.layers import LAYERS
 from actorflow.onnx.program import (
@@ -39,7 +40,7 @@ from actorflow.trace.job_graph import RESERVED, Batch
 from compiler.contract.errors import CompileError
 from compiler.contract.types import DType
 
-OPERATORS: dict[str, Operator] = {**ELEMENTWISE, **ARRANGING, **LAYERS, **ATTENTION}
+OPERATORS: dict[str, Operator] = {**ELEMENTWISE, **ARRANGING, **LAYERS, **ATTENTION, **CONTROL}
 
 _FEW = 4096
 """Elements of results that are computed at the trace: shapes, axes and the like are smaller."""
