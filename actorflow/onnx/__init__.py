@@ -12,11 +12,17 @@ elementwise.py  operators by elements, and constants of shapes
 arranging.py    operators that move and pick elements, and those over axes
 layers.py       products, convolutions, pools, norms, losses, resizing
 attention.py    attention, rotary positions, the rules of ONNX's training domain
+control.py      branches, loops and scans, recurrent layers
+exporting.py    `export`: the model, its weights and the files
+emitting.py     how each op of a graph is written
+graph_writer.py nodes, constants and names of a graph that is written
+extents.py      extents that follow from named axes, found by traces at several sizes
 backend.py      actorflow as `onnx.backend.base.Backend`; imported by nobody here
 
 May import actorflow.jobs and what is below it. Begin reading at module.py.
 """
 
+from actorflow.onnx.exporting import export as export
 from actorflow.onnx.module import OnnxModule as OnnxModule
 from actorflow.onnx.module import load as load
 from actorflow.onnx.program import OnnxError as OnnxError

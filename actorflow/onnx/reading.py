@@ -259,7 +259,7 @@ class _Reader:
             yield from self._steps(body, names, inner, depth + 1)
 
     def _fill_references(self, node: onnx.NodeProto, values: Mapping[str, Any]) -> None:
-        """Replace attributes that refer to those of the function; drop those that were not given."""
+        """Replace attributes that refer to the function's; drop those that were not given."""
         kept = []
         for attribute in node.attribute:
             if attribute.g.ByteSize():
