@@ -154,7 +154,7 @@ def signature_of(operator: Operator) -> Signature:
     names = {p.name for p in keywords}
     names |= {*vars(operator).get("attributes", ())}
     operands = [
-        (p.name, str(p.annotation).removesuffix(" | None"), p.default is not p.empty)
+        (p.name, str(p.annotation).removesuffix(" | None"), str(p.annotation).endswith(" | None"))
         for p in places
     ]
     wants_step = any(p.name == "step" for p in parameters)

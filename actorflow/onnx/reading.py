@@ -24,8 +24,8 @@ from compiler.contract.errors import CompileError
 if TYPE_CHECKING:
     import onnx
 
-MOST_NODES = 1_000_000
-DEEPEST = 32
+MOST_NODES = 200_000
+DEEPEST = 24
 MOST_CONSTANTS = 2 << 30
 """Bytes of constants beyond the size of the files, by default."""
 OPSETS = range(1, 29)
@@ -112,9 +112,11 @@ class _Reader:
         """Return the graph of the model."""
         self.opsets = {o.domain: o.version for o in self.model.opset_import}
         self._functions = {(f.domain, f.name): f for f in self.model.functions}
+        self._sizes: dict[tuple[str, str], int] = {}
+        self._num_calls = 0
         for domain, version in self.opsets.items():
             self._check_opset(domain, version)
-        self._check_graph(self.model.graph, 0, set())
+        self._check_graph(self.model.graph, 0)
         self._check()
         return self._block(self.model.graph, {}, "")
 
@@ -147,18 +149,30 @@ class _Reader:
         except Exception as error:  # ValidationError, and others of its C++
             raise OnnxError(f"onnx.checker: {error}") from None
 
-    def _check_graph(self, graph: onnx.GraphProto, depth: int, above: set[str]) -> None:
+    def _check_graph(self, graph: onnx.GraphProto, depth: int) -> None:
         """Count nodes and depth before anything recursive sees the graph."""
         if depth > DEEPEST:
             raise OnnxError(f"graphs are nested deeper than {DEEPEST}")
-        self._count_nodes(len(graph.node))
+        self._count_nodes(sum([self._size_of(node, 0) for node in graph.node]))
         for tensor in graph.initializer:
             self._check_tensor(tensor)
         for node in graph.node:
             for attribute in node.attribute:
                 for inner in (attribute.g, *attribute.graphs):
                     if inner.ByteSize():
-                        self._check_graph(inner, depth + 1, above)
+                        self._check_graph(inner, depth + 1)
+
+    def _size_of(self, node: onnx.NodeProto, depth: int) -> int:
+        """Return how many nodes a node is, its function expanded: counted, before any is made."""
+        key = node.domain, node.op_type
+        function = self._functions.get(key)
+        if function is None:
+            return 1
+        if depth > DEEPEST:
+            raise OnnxError(f"functions call each other deeper than {DEEPEST}, from {key[1]!r} on")
+        if key not in self._sizes:
+            self._sizes[key] = sum([self._size_of(each, depth + 1) for each in function.node])
+        return self._sizes[key]
 
     def _count_nodes(self, count: int) -> None:
         self.num_nodes += count
@@ -189,7 +203,7 @@ class _Reader:
             raise OnnxError("sparse initialisers are not known here")
         inputs = [self._port(v) for v in graph.input if v.name not in constants]
         outputs = [self._port(v) for v in graph.output]
-        steps = [s for node in graph.node for s in self._steps(node, names, prefix, 0)]
+        steps = [s for node in graph.node for s in self._steps(node, names, prefix)]
         return Block(tuple(inputs), tuple(outputs), tuple(steps), constants)
 
     def _port(self, value: onnx.ValueInfoProto) -> Port:
@@ -211,9 +225,7 @@ class _Reader:
             extents.append(None if kind is None else getattr(dim, kind))
         return Port(value.name, dtype, tuple(extents))
 
-    def _steps(
-        self, node: onnx.NodeProto, names: Mapping[str, str], prefix: str, depth: int
-    ) -> Iterator[Step]:
+    def _steps(self, node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> Iterator[Step]:
         """Yield the steps of a node: itself, or those of the function that it calls."""
         function = self._functions.get((node.domain, node.op_type))
         ins = tuple(
@@ -231,7 +243,7 @@ class _Reader:
             attributes = {a.name: self._attribute(a, node, names, prefix) for a in node.attribute}
             yield Step(node.op_type, domain, self._opset(domain), node.name, ins, outs, attributes)
             return
-        yield from self._expanded(function, node, (ins, outs), prefix, depth)
+        yield from self._expanded(function, node, (ins, outs), prefix)
 
     def _opset(self, domain: str) -> int:
         return self.opsets.get(domain, self.opsets.get("ai.onnx", 0) if not domain else 0)
@@ -242,12 +254,9 @@ class _Reader:
         node: onnx.NodeProto,
         ends: tuple[tuple[str, ...], tuple[str, ...]],
         prefix: str,
-        depth: int,
     ) -> Iterator[Step]:
-        if depth > DEEPEST:
-            raise OnnxError(f"the function {node.op_type!r} is called deeper than {DEEPEST} levels")
-        self._count_nodes(len(function.node))
-        inner = f"{prefix}{node.op_type}/{self.num_nodes}/"
+        self._num_calls += 1
+        inner = f"{prefix}{node.op_type}/{self._num_calls}/"
         given = dict(zip(function.input, ends[0], strict=False))
         names = dict.fromkeys(function.input, "") | given
         names |= dict(zip(function.output, ends[1], strict=False))
@@ -256,7 +265,7 @@ class _Reader:
             body = type(each)()
             body.CopyFrom(each)
             self._fill_references(body, values)
-            yield from self._steps(body, names, inner, depth + 1)
+            yield from self._steps(body, names, inner)
 
     def _fill_references(self, node: onnx.NodeProto, values: Mapping[str, Any]) -> None:
         """Replace attributes that refer to the function's; drop those that were not given."""
