@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -138,7 +138,10 @@ class _Export:
         """Return the model without its weights, and these by name."""
         graph, writer, helper = self._graph.graph, self._writer, onnx_package().helper
         if graph.writes:
-            node = graph.nodes[graph.producers()[graph.writes[0].variable]]
+            written = [graph.nodes[graph.producers()[w.variable]] for w in graph.writes]
+            node = next((n for n in written if n.attrs["role"] in OF_MODEL), None)
+            if node is None:
+                _refuse_draws(written[0])
             raise OnnxError(
                 f"{node.source}: the job assigns {node.attrs['name']!r}, and a model of ONNX has no"
                 " state; return the new value as an output, and take the old one from the batch"
@@ -230,10 +233,7 @@ class _Export:
             return
         graph.check_same(place, ())
         if node.attrs["role"] not in OF_MODEL:
-            raise OnnxError(
-                f"{node.source}: the job draws random numbers, and no operator of ONNX draws the"
-                " same ones; draw them outside, as an entry of the batch"
-            )
+            _refuse_draws(node)
         self._weights[name] = self._state[name]
 
     def _constant(self, graph: Symbolic, place: int, writer: GraphWriter) -> str:
@@ -318,6 +318,13 @@ class _Export:
         values = [n.outputs[0] for n in graph.graph.nodes if n.op is INPUT]
         names = self._emit(graph, writer, dict(zip(values, operands, strict=True)))
         return [names[output.value] for output in graph.graph.outputs]
+
+
+def _refuse_draws(counter: Node) -> NoReturn:
+    raise OnnxError(
+        f"{counter.source}: the job draws random numbers, and no operator of ONNX draws the same"
+        " ones; draw them outside, as an entry of the batch"
+    )
 
 
 def _data(node: Node) -> bytes:

@@ -184,6 +184,8 @@ def _conv_transpose(
         whole = (n - 1) * s + (kernel[axis] - 1) * apart[axis] + 1
         if wanted is not None:
             total = whole + more[axis] - wanted[axis]
+            if total < 0 and output_shape is None:
+                step.refuse(f"has {padding} and windows that leave gaps, of which runtimes differ")
             low = total // 2 if padding == "SAME_UPPER" else total - total // 2
             high = total - low
         else:

@@ -24,17 +24,18 @@ def model(nodes, inputs, outputs, *, opset=17, **more):
     return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=list(functions))
 
 
-def one_node(op_type, arrays, *, outputs=1, opset=17, **attributes):
-    """Return a model of one node that reads arrays by name; its outputs have no stated shape."""
-    names = [f"y{i}" for i in range(outputs)]
+def one_node(op_type, arrays, *, results=(), opset=17, **attributes):
+    """Return a model of one node that reads arrays by name and gives what `results` are like."""
+    names = [f"y{i}" for i in range(len(results))]
     node = helper.make_node(op_type, list(arrays), names, **attributes)
-    inputs = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-        for n, a in arrays.items()
+    inputs, outputs = [
+        [
+            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+            for n, a in named.items()
+        ]
+        for named in (arrays, dict(zip(names, results, strict=True)))
     ]
-    return model(
-        [node], inputs, [helper.make_empty_tensor_value_info(n) for n in names], opset=opset
-    )
+    return model([node], inputs, outputs, opset=opset)
 
 
 _RUN = """
@@ -49,7 +50,7 @@ for given in json.loads(sys.argv[2]):
 
 
 def run_by_onnxruntime(path, batches, folder):
-    """Return what onnxruntime gives for each batch; a process apart, as a bad model may abort it."""
+    """Return what onnxruntime gives for each batch, apart: a bad model may abort the process."""
     given = []
     for number, batch in enumerate(batches):
         given.append(str(folder / f"batch{number}.npz"))

@@ -89,7 +89,9 @@ def test_elements_for_one_place_are_combined(reduce, include_self, device):
     got = computed(
         lambda b: b.x.scatter_reduce(1, b.i, b.s, reduce, include_self=include_self),
         device,
-        **{"x": x, "i": index, "s": source.astype(np.float32)},
+        x=x,
+        i=index,
+        s=source.astype(np.float32),
     )
     expected = reduced_one_by_one(x, index, source, reduce, include_self)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)

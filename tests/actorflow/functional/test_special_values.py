@@ -186,7 +186,10 @@ def test_powers_of_integers_are_exact_and_wrap_around(dtype):
 
 def test_negative_powers_of_integers_are_quotients_of_one():
     job = af.job(train=False)(lambda model, b: b.x**b.n)
-    batch = {"x": np.array([2, 1, -1, -1, 0], np.int8), "n": np.array([-1, -3, -3, -2, -1], np.int8)}
+    batch = {
+        "x": np.array([2, 1, -1, -1, 0], np.int8),
+        "n": np.array([-1, -3, -3, -2, -1], np.int8),
+    }
     assert job.step(nn.Module(), batch)["output"].tolist() == [0, 1, -1, 1, 0]
 
 
