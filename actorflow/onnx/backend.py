@@ -22,7 +22,7 @@ from actorflow.jobs.job import Job
 from actorflow.nn.module import Module
 from actorflow.onnx import reading
 from actorflow.onnx.module import Execution, needed_as_constants
-from actorflow.onnx.program import Block, OnnxError
+from actorflow.onnx.program import OnnxError, OnnxGraph
 from actorflow.options.job_options import JobOptions
 from actorflow.tensor.tensor import as_tensor
 
@@ -34,7 +34,7 @@ _DEVICES = {"CPU": None}
 class ActorflowRep(BackendRep):  # type: ignore[misc]  # Any, with the extra and without
     """A model that is ready to run; plans are kept by the types of inputs."""
 
-    def __init__(self, block: Block, most: int) -> None:
+    def __init__(self, block: OnnxGraph, most: int) -> None:
         self._block = block
         self._most = most
         self._known = needed_as_constants(block)

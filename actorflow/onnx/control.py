@@ -9,7 +9,7 @@ import numpy as np
 
 import actorflow.functional as af
 from actorflow.onnx.arranging import axis_of
-from actorflow.onnx.program import Block, Operand, StepCall, Value, taking
+from actorflow.onnx.program import OnnxGraph, Operand, StepCall, Value, taking
 from actorflow.tensor.tensor import Tensor, as_tensor
 
 # ONNX's names of operands are capital letters; so are these.
@@ -25,11 +25,11 @@ def _results(made: Sequence[Value]) -> State:
     return tuple([as_tensor(value) for value in made])
 
 
-def _if(cond: Operand, *, then_branch: Block, else_branch: Block, step: StepCall) -> State:
+def _if(cond: Operand, *, then_branch: OnnxGraph, else_branch: OnnxGraph, step: StepCall) -> State:
     if isinstance(cond, np.ndarray):
         return step.run(then_branch if cond.reshape(()) else else_branch)
 
-    def branch(block: Block) -> Callable[[], State]:
+    def branch(block: OnnxGraph) -> Callable[[], State]:
         return lambda: _results(step.run(block))
 
     made: State = af.cond(cond.reshape(()), branch(then_branch), branch(else_branch))
@@ -38,11 +38,7 @@ def _if(cond: Operand, *, then_branch: Block, else_branch: Block, step: StepCall
 
 @taking("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
 def _scan(
-    *inputs: Tensor,
-    body: Block,
-    num_scan_inputs: int,
-    step: StepCall,
-    **how: Any,
+    *inputs: Tensor, body: OnnxGraph, num_scan_inputs: int, step: StepCall, **how: Any
 ) -> State:
     count = len(inputs) - num_scan_inputs
     if step.opset < 9 or count < 0:
@@ -69,7 +65,7 @@ def _scan(
 
 
 def _loop(
-    M: Operand | None, cond: Operand | None, *carried: Tensor, body: Block, step: StepCall
+    M: Operand | None, cond: Operand | None, *carried: Tensor, body: OnnxGraph, step: StepCall
 ) -> State:
     count = len(carried)
     num_stacked = len(body.outputs) - 1 - count
@@ -96,7 +92,9 @@ def _loop(
     return tuple(last[2:])
 
 
-def _counted(turns: int, carried: tuple[Tensor, ...], body: Block, step: StepCall) -> State | None:
+def _counted(
+    turns: int, carried: tuple[Tensor, ...], body: OnnxGraph, step: StepCall
+) -> State | None:
     """Return the results of a loop of so many turns; None where a turn may end it."""
     is_endless = True
 
@@ -116,7 +114,7 @@ def _counted(turns: int, carried: tuple[Tensor, ...], body: Block, step: StepCal
 
 # Recurrent layers: their gates are in another order than torch's and ours.
 
-Cell = Callable[[Tensor, State, Tensor, Tensor | None], State]
+RecurrentStep = Callable[[Tensor, State, Tensor, Tensor | None], State]
 
 
 def _rnn_cell(x: Tensor, state: State, R: Tensor, bias: Tensor | None) -> State:
@@ -131,7 +129,7 @@ def _lstm_cell(x: Tensor, state: State, R: Tensor, bias: Tensor | None) -> State
     return af.sigmoid(o) * af.tanh(cell), cell
 
 
-def _gru_cell(before: bool) -> Cell:
+def _gru_cell(before: bool) -> RecurrentStep:
     def cell(x: Tensor, state: State, R: Tensor, bias: Tensor | None) -> State:
         h, width = state[0], R.shape[1]
         b = (0.0, 0.0) if bias is None else (bias[: 2 * width], bias[2 * width :])
@@ -145,7 +143,9 @@ def _gru_cell(before: bool) -> Cell:
     return cell
 
 
-def _recurrent(cell: Cell, given: Sequence[Any], firsts: Sequence[Any], step: StepCall) -> State:
+def _recurrent(
+    cell: RecurrentStep, given: Sequence[Any], firsts: Sequence[Any], step: StepCall
+) -> State:
     """Return Y, and the last state of each kind, of one or two directions."""
     X, W, R, B, lengths = given
     how = step.step.attributes
@@ -181,7 +181,9 @@ def _recurrent(cell: Cell, given: Sequence[Any], firsts: Sequence[Any], step: St
     return Y, *ends
 
 
-def _run(cell: Cell, given: tuple[Any, ...], first: State, is_turned: bool) -> tuple[Tensor, State]:
+def _run(
+    cell: RecurrentStep, given: tuple[Any, ...], first: State, is_turned: bool
+) -> tuple[Tensor, State]:
     product, R, bias, lengths = given
     numbers = as_tensor(np.arange(product.shape[0], dtype=np.int64))
 

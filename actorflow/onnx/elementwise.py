@@ -91,10 +91,7 @@ def _celu(X: Tensor, *, alpha: float = 1.0) -> Tensor:
 
 
 def _selu(
-    X: Tensor,
-    *,
-    alpha: float = 1.6732632423543772,
-    gamma: float = 1.0507009873554805,
+    X: Tensor, *, alpha: float = 1.6732632423543772, gamma: float = 1.0507009873554805
 ) -> Tensor:
     return af.elu(X, alpha) * gamma
 
@@ -257,70 +254,33 @@ def _eye_like(
     return _converted(as_tensor(is_on), name, step)
 
 
-def _nothing(input: Tensor) -> Tensor:  # noqa: A002
-    return input
-
-
-def _sign(input: Tensor) -> Tensor:  # noqa: A002
-    return af.sign(input)
-
+_OF_ONE_NAME = (
+    "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor HardSwish IsNaN Log Mish Neg"
+    " Reciprocal Relu Round Sigmoid Sin Sinh Softplus Softsign Sqrt Tan Tanh"
+)
+_BINARY: dict[str, Callable[..., Tensor]] = {
+    "Add": lambda a, b: a + b,
+    "And": af.logical_and,
+    "BitwiseAnd": af.bitwise_and,
+    "BitwiseOr": af.bitwise_or,
+    "BitwiseXor": af.bitwise_xor,
+    "Equal": lambda a, b: a == b,
+    "Greater": lambda a, b: a > b,
+    "GreaterOrEqual": lambda a, b: a >= b,
+    "Less": lambda a, b: a < b,
+    "LessOrEqual": lambda a, b: a <= b,
+    "Mul": lambda a, b: a * b,
+    "Or": af.logical_or,
+    "Sub": lambda a, b: a - b,
+    "Xor": af.logical_xor,
+}
 
 ELEMENTWISE: dict[str, Callable[..., Any]] = {
-    **{
-        name: _unary(function)
-        for name, function in {
-            "Abs": af.abs,
-            "Acos": af.acos,
-            "Acosh": af.acosh,
-            "Asin": af.asin,
-            "Asinh": af.asinh,
-            "Atan": af.atan,
-            "Atanh": af.atanh,
-            "BitwiseNot": af.bitwise_not,
-            "Ceil": af.ceil,
-            "Cos": af.cos,
-            "Cosh": af.cosh,
-            "Erf": af.erf,
-            "Exp": af.exp,
-            "Floor": af.floor,
-            "HardSwish": af.hardswish,
-            "IsNaN": af.isnan,
-            "Log": af.log,
-            "Mish": af.mish,
-            "Neg": af.neg,
-            "Not": af.logical_not,
-            "Reciprocal": af.reciprocal,
-            "Relu": af.relu,
-            "Round": af.round,
-            "Sigmoid": af.sigmoid,
-            "Sin": af.sin,
-            "Sinh": af.sinh,
-            "Softplus": af.softplus,
-            "Softsign": af.softsign,
-            "Sqrt": af.sqrt,
-            "Tan": af.tan,
-            "Tanh": af.tanh,
-        }.items()
-    },
-    **{
-        name: _binary(function)
-        for name, function in {
-            "Add": lambda a, b: a + b,
-            "And": af.logical_and,
-            "BitwiseAnd": af.bitwise_and,
-            "BitwiseOr": af.bitwise_or,
-            "BitwiseXor": af.bitwise_xor,
-            "Equal": lambda a, b: a == b,
-            "Greater": lambda a, b: a > b,
-            "GreaterOrEqual": lambda a, b: a >= b,
-            "Less": lambda a, b: a < b,
-            "LessOrEqual": lambda a, b: a <= b,
-            "Mul": lambda a, b: a * b,
-            "Or": af.logical_or,
-            "Sub": lambda a, b: a - b,
-            "Xor": af.logical_xor,
-        }.items()
-    },
+    **{name: _unary(getattr(af, name.lower())) for name in _OF_ONE_NAME.split()},
+    **{name: _binary(function) for name, function in _BINARY.items()},
+    "BitwiseNot": _unary(af.bitwise_not),
+    "Not": _unary(af.logical_not),
+    "Sign": _unary(af.sign),
     "Max": _folded(af.maximum),
     "Min": _folded(af.minimum),
     "Sum": _folded(lambda a, b: a + b),
@@ -337,7 +297,7 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "EyeLike": _eye_like,
     "Gelu": _gelu,
     "HardSigmoid": _hard_sigmoid,
-    "Identity": _nothing,
+    "Identity": _unary(lambda x: x),
     "IsInf": _is_inf,
     "LeakyRelu": _leaky_relu,
     "Mod": _mod,
@@ -347,7 +307,6 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "Selu": _selu,
     "Shape": _shape,
     "Shrink": _shrink,
-    "Sign": _sign,
     "Size": _size,
     "SwiGLU": _swiglu,
     "Swish": _swish,

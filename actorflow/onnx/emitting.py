@@ -87,45 +87,15 @@ def _simple(op_type: str) -> Emit:
     return lambda at: at.add(op_type, *at.inputs)
 
 
-_NAMES = {
-    "abs": "Abs",
-    "acos": "Acos",
-    "acosh": "Acosh",
-    "add": "Add",
-    "asin": "Asin",
-    "asinh": "Asinh",
-    "atan": "Atan",
-    "atanh": "Atanh",
-    "ceil": "Ceil",
-    "cos": "Cos",
-    "cosh": "Cosh",
-    "div": "Div",
-    "equal": "Equal",
-    "erf": "Erf",
-    "exp": "Exp",
-    "floor": "Floor",
-    "greater": "Greater",
+_OF_ONE_NAME = (
+    "abs acos acosh add asin asinh atan atanh ceil cos cosh div equal erf exp floor greater less"
+    " log mul neg pow reciprocal relu round sigmoid sign sin sinh sqrt sub tan tanh where"
+)
+_NAMES = {name: name.title() for name in _OF_ONE_NAME.split()} | {
     "greater_equal": "GreaterOrEqual",
     "hardswish": "HardSwish",
-    "less": "Less",
     "less_equal": "LessOrEqual",
-    "log": "Log",
     "matmul": "MatMul",
-    "mul": "Mul",
-    "neg": "Neg",
-    "pow": "Pow",
-    "reciprocal": "Reciprocal",
-    "relu": "Relu",
-    "round": "Round",
-    "sigmoid": "Sigmoid",
-    "sign": "Sign",
-    "sin": "Sin",
-    "sinh": "Sinh",
-    "sqrt": "Sqrt",
-    "sub": "Sub",
-    "tan": "Tan",
-    "tanh": "Tanh",
-    "where": "Where",
 }
 
 

@@ -21,7 +21,7 @@ _PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class Monomial:
     """offset + coefficient * the product of powers of named extents."""
 
     coefficient: int
@@ -29,7 +29,7 @@ class Product:
     offset: int = 0
 
 
-Extent = int | Product
+Extent = int | Monomial
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ def merged(values: Sequence[int], sizes: Sizes, where: str) -> Extent:
     )
 
 
-def _at(rule: Product, sizes: Mapping[str, int]) -> int:
+def _at(rule: Monomial, sizes: Mapping[str, int]) -> int:
     each: list[int] = [sizes[name] ** power for name, power in rule.powers]
     return rule.offset + rule.coefficient * math.prod(each)
 
 
-def _monomial(values: Sequence[int], sizes: Sizes) -> Product | None:
+def _monomial(values: Sequence[int], sizes: Sizes) -> Monomial | None:
     first, base, powers = values[0], sizes.traces[0], []
     for name, value, at in zip(sizes.names, values[1:], sizes.traces[1:], strict=False):
         power = next(
@@ -91,10 +91,10 @@ def _monomial(values: Sequence[int], sizes: Sizes) -> Product | None:
         if power:
             powers.append((name, power))
     product = math.prod([base[name] ** power for name, power in powers])
-    return None if first % product else Product(first // product, tuple(powers))
+    return None if first % product else Monomial(first // product, tuple(powers))
 
 
-def _affine(values: Sequence[int], sizes: Sizes) -> Product | None:
+def _affine(values: Sequence[int], sizes: Sizes) -> Monomial | None:
     base = sizes.traces[0]
     moved = [i for i in range(len(sizes.names)) if values[i + 1] != values[0]]
     if len(moved) != 1:
@@ -104,7 +104,7 @@ def _affine(values: Sequence[int], sizes: Sizes) -> Product | None:
     if (values[moved[0] + 1] - values[0]) % step:
         return None
     slope = (values[moved[0] + 1] - values[0]) // step
-    return Product(slope, ((name, 1),), values[0] - slope * base[name])
+    return Monomial(slope, ((name, 1),), values[0] - slope * base[name])
 
 
 class Symbolic:

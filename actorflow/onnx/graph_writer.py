@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.onnx.extents import Extent, Product
+from actorflow.onnx.extents import Extent, Monomial
 from actorflow.onnx.reading import onnx_package
 
 Array = np.ndarray[Any, Any]
@@ -45,7 +45,7 @@ class GraphWriter:
         self.scope, self.source = "", ""
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self.sizes: dict[str, str] = {}
-        self._extents: dict[Product, str] = {}
+        self._extents: dict[Monomial, str] = {}
         self.top: GraphWriter = self if outer is None else outer.top
 
     def add(self, op_type: str, inputs: Sequence[str], count: int = 1, **attributes: Any) -> Any:

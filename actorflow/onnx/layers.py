@@ -51,7 +51,7 @@ Extents = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class _Windows:
+class _WindowSpans:
     """The windows of a convolution or pool: what each axis has before and behind, and how many."""
 
     kernel: Extents
@@ -107,7 +107,9 @@ def _padding(rank: int, step: StepCall) -> tuple[Extents, Extents] | str:
     return tuple(pads[:rank]), tuple(pads[rank:])
 
 
-def _windows(spatial: Extents, kernel: Sequence[int], step: StepCall, ceil: int = 0) -> _Windows:
+def _windows(
+    spatial: Extents, kernel: Sequence[int], step: StepCall, ceil: int = 0
+) -> _WindowSpans:
     """Return the windows over spatial extents."""
     kernel, strides, apart = _sizes(kernel, step)
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, apart, strict=True)]
@@ -130,7 +132,7 @@ def _windows(spatial: Extents, kernel: Sequence[int], step: StepCall, ceil: int 
         low.append(before)
         high.append((count - 1) * stride + span - n - before)
         reach.append(behind)
-    return _Windows(kernel, strides, apart, tuple(low), tuple(high), tuple(reach))
+    return _WindowSpans(kernel, strides, apart, tuple(low), tuple(high), tuple(reach))
 
 
 _WINDOW_ATTRIBUTES = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
@@ -139,13 +141,7 @@ _WINDOW_ATTRIBUTES = ("auto_pad", "dilations", "kernel_shape", "pads", "strides"
 
 @taking(*_WINDOW_ATTRIBUTES)
 def _conv(
-    X: Tensor,
-    W: Tensor,
-    B: Tensor | None = None,
-    *,
-    group: int = 1,
-    step: StepCall,
-    **windows: Any,
+    X: Tensor, W: Tensor, B: Tensor | None = None, *, group: int = 1, step: StepCall, **windows: Any
 ) -> Tensor:
     rank = X.ndim - 2
     if rank not in (1, 2, 3):
@@ -233,7 +229,7 @@ def _max_pool(
     return y.to(X.dtype) if X.dtype is not x.dtype else y, flat + planes * math.prod(spatial)
 
 
-def _sums(X: Tensor, at: _Windows) -> Tensor:
+def _sums(X: Tensor, at: _WindowSpans) -> Tensor:
     """Return the sums of windows: a convolution of each channel with ones."""
     channels = X.shape[1]
     ones = np.ones((channels, 1, *at.kernel), X.dtype.value)

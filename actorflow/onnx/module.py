@@ -24,10 +24,10 @@ from actorflow.onnx.elementwise import ELEMENTWISE
 from actorflow.onnx.layers import LAYERS
 from actorflow.onnx.program import (
     TRAINING_DOMAIN,
-    Block,
+    ModelPort,
     OnnxError,
+    OnnxGraph,
     Operator,
-    Port,
     Step,
     StepCall,
     Value,
@@ -73,7 +73,7 @@ class Execution:
         self._most = most
         self._rounded = {*rounded}
 
-    def run(self, block: Block, values: dict[str, Value]) -> list[Value]:
+    def run(self, block: OnnxGraph, values: dict[str, Value]) -> list[Value]:
         """Return the outputs of a block; `values` has what its steps may read."""
         values = {**values, **{k: v for k, v in block.constants.items() if k not in values}}
         for step in block.steps:
@@ -84,7 +84,7 @@ class Execution:
         operator = operator_of(step)
         given = [_named(values, name, str(step)) if name else None for name in step.inputs]
 
-        def run(block: Block, *arguments: Value) -> tuple[Value, ...]:
+        def run(block: OnnxGraph, *arguments: Value) -> tuple[Value, ...]:
             inner = dict(zip([port.name for port in block.inputs], arguments, strict=True))
             return tuple(self.run(block, {**values, **inner}))
 
@@ -107,7 +107,7 @@ class Execution:
         if (
             not is_known
             or not tensors
-            or any(isinstance(a, Block) for a in step.attributes.values())
+            or any(isinstance(a, OnnxGraph) for a in step.attributes.values())
         ):
             return made
         if sum(t.type.num_elements for t in tensors) > _FEW or step.outputs[0] in self._rounded:
@@ -126,7 +126,7 @@ def _named(values: Mapping[str, Value], name: str, where: str) -> Value:
     return values[name]
 
 
-def needed_as_constants(block: Block) -> set[str]:
+def needed_as_constants(block: OnnxGraph) -> set[str]:
     """Return the values that decide shapes, as far back as they are computed from."""
     needed: set[str] = set()
     for step in reversed(block.steps):
@@ -149,7 +149,7 @@ class OnnxModule(Module):
             where Python or the engine has the name for something else.
     """
 
-    def __init__(self, block: Block, most: int) -> None:
+    def __init__(self, block: OnnxGraph, most: int) -> None:
         self.inputs = tuple([port.name for port in block.inputs])
         self.outputs = tuple([port.name for port in block.outputs])
         self.paths: dict[str, str] = {}
@@ -164,7 +164,7 @@ class OnnxModule(Module):
             vars(self)[path] = stored
             self.paths[name] = path
         left = {k: v for k, v in block.constants.items() if k not in self.paths}
-        self._program = Program(Block(block.inputs, block.outputs, block.steps, left))
+        self._program = Program(OnnxGraph(block.inputs, block.outputs, block.steps, left))
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         """Return the model's output for a batch, or for tensors in order or by name."""
@@ -191,19 +191,19 @@ class Program:
 
     __slots__ = ("block",)
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: OnnxGraph) -> None:
         self.block = block
 
 
-def _all_steps(block: Block) -> Iterator[Step]:
+def _all_steps(block: OnnxGraph) -> Iterator[Step]:
     for step in block.steps:
         yield step
         for value in step.attributes.values():
-            if isinstance(value, Block):
+            if isinstance(value, OnnxGraph):
                 yield from _all_steps(value)
 
 
-def _stored(block: Block) -> dict[str, Parameter | Buffer]:
+def _stored(block: OnnxGraph) -> dict[str, Parameter | Buffer]:
     """Return what a module keeps, by name: floats that are not constants of a shape."""
     known, statistics = needed_as_constants(block), set[str]()
     for step in block.steps:
@@ -221,7 +221,7 @@ def _stored(block: Block) -> dict[str, Parameter | Buffer]:
     return found
 
 
-def check_ports(ports: Sequence[Port], tensors: Mapping[str, Tensor]) -> None:
+def check_ports(ports: Sequence[ModelPort], tensors: Mapping[str, Tensor]) -> None:
     """Hold tensors against the inputs of a model. Raises OnnxError with the user's line."""
     symbols: dict[str, tuple[int, str]] = {}
     unknown = [name for name in tensors if name not in {port.name for port in ports}]

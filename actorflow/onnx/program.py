@@ -55,7 +55,7 @@ class OnnxError(CompileError):
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class ModelPort:
     """An input or output of a model: its dtype, and extents: numbers, symbols, None if unknown."""
 
     name: str
@@ -80,11 +80,11 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class OnnxGraph:
     """A graph: of a model, or of the body of a loop or branch."""
 
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[ModelPort, ...]
+    outputs: tuple[ModelPort, ...]
     steps: tuple[Step, ...]
     constants: Mapping[str, np.ndarray[Any, Any]]
 
@@ -121,7 +121,7 @@ Operator = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class OperatorSignature:
     """What an operator takes, from the signature of its function."""
 
     operands: tuple[tuple[str, str, bool], ...]
@@ -144,7 +144,7 @@ def taking(*names: str) -> Callable[[Operator], Operator]:
 
 
 @functools.cache
-def signature_of(operator: Operator) -> Signature:
+def signature_of(operator: Operator) -> OperatorSignature:
     """Return the signature of an operator."""
     parameters = inspect.signature(operator).parameters.values()
     places = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -158,7 +158,7 @@ def signature_of(operator: Operator) -> Signature:
         for p in places
     ]
     wants_step = any(p.name == "step" for p in parameters)
-    return Signature(
+    return OperatorSignature(
         tuple(operands), rest[0] if rest else "", frozenset(names), required, wants_step
     )
 

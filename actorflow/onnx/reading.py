@@ -1,4 +1,4 @@
-"""A file of ONNX, or a model in memory, as a `Block`: read with bounds, and checked before use.
+"""A file of ONNX, or a model in memory, as a `OnnxGraph`: read with bounds, and checked before use.
 
 A model may come from anyone. In order: the size of the file; ONNX's own checker, without its shape
 inference, which some files keep busy for ever; a walk of our own, which counts nodes, depth and the
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from actorflow.onnx.program import DTYPES, TRAINING_DOMAIN, Block, OnnxError, Port, Step
+from actorflow.onnx.program import DTYPES, TRAINING_DOMAIN, ModelPort, OnnxError, OnnxGraph, Step
 from compiler.contract.errors import CompileError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def onnx_package() -> Any:
     return onnx
 
 
-def read(source: Any, max_bytes: int | None = None) -> tuple[Block, int]:
+def read(source: Any, max_bytes: int | None = None) -> tuple[OnnxGraph, int]:
     """Return a model as a block, and the most bytes that a constant may have.
 
     `source` is a path, the bytes of a file, or a ModelProto. Raises OnnxError.
@@ -71,7 +71,7 @@ def read(source: Any, max_bytes: int | None = None) -> tuple[Block, int]:
     else:
         raise OnnxError(f"a model is a path, bytes or a ModelProto, got {type(source).__name__}")
     most = size + MOST_CONSTANTS if max_bytes is None else max_bytes
-    return _Reader(onnx, model, folder, most).block(), most
+    return _ModelReader(onnx, model, folder, most).block(), most
 
 
 def _check_bytes(what: str, size: int, max_bytes: int | None) -> None:
@@ -97,7 +97,7 @@ def _parsed(onnx: Any, data: bytes, what: str) -> onnx.ModelProto:
 
 
 @dataclass
-class _Reader:
+class _ModelReader:
     """One model while it is read; `num_nodes` and `num_bytes` run over all of it."""
 
     onnx: Any
@@ -108,7 +108,7 @@ class _Reader:
     num_bytes: int = 0
     opsets: dict[str, int] = field(default_factory=dict)
 
-    def block(self) -> Block:
+    def block(self) -> OnnxGraph:
         """Return the graph of the model."""
         self.opsets = {o.domain: o.version for o in self.model.opset_import}
         self._functions = {(f.domain, f.name): f for f in self.model.functions}
@@ -196,7 +196,7 @@ class _Reader:
 
     # From protobuf to records.
 
-    def _block(self, graph: onnx.GraphProto, names: Mapping[str, str], prefix: str) -> Block:
+    def _block(self, graph: onnx.GraphProto, names: Mapping[str, str], prefix: str) -> OnnxGraph:
         """Return a graph; `names` are what a function's body calls what it is given."""
         constants = {t.name: self._array(t) for t in graph.initializer}
         if len(graph.sparse_initializer):
@@ -204,26 +204,26 @@ class _Reader:
         inputs = [self._port(v) for v in graph.input if v.name not in constants]
         outputs = [self._port(v) for v in graph.output]
         steps = [s for node in graph.node for s in self._steps(node, names, prefix)]
-        return Block(tuple(inputs), tuple(outputs), tuple(steps), constants)
+        return OnnxGraph(tuple(inputs), tuple(outputs), tuple(steps), constants)
 
-    def _port(self, value: onnx.ValueInfoProto) -> Port:
+    def _port(self, value: onnx.ValueInfoProto) -> ModelPort:
         type_ = value.type
         if not type_.HasField("tensor_type"):
             kind = type_.WhichOneof("value")
             if kind is None:  # of a body: its type follows from the call
-                return Port(value.name, "", None)
+                return ModelPort(value.name, "", None)
             raise OnnxError(f"{value.name!r} is no tensor, but a {kind}; known are tensors")
         tensor = type_.tensor_type
         if not tensor.elem_type:
-            return Port(value.name, "", None)
+            return ModelPort(value.name, "", None)
         dtype = _dtype(self.onnx, tensor.elem_type, repr(value.name))
         if not tensor.HasField("shape"):
-            return Port(value.name, dtype, None)
+            return ModelPort(value.name, dtype, None)
         extents: list[int | str | None] = []
         for dim in tensor.shape.dim:
             kind = dim.WhichOneof("value")
             extents.append(None if kind is None else getattr(dim, kind))
-        return Port(value.name, dtype, tuple(extents))
+        return ModelPort(value.name, dtype, tuple(extents))
 
     def _steps(self, node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> Iterator[Step]:
         """Yield the steps of a node: itself, or those of the function that it calls."""

@@ -63,3 +63,49 @@ def run_by_onnxruntime(path, batches, folder):
         with np.load(name + ".out.npz") as made:
             results.append(dict(made))
     return results
+
+
+# Which of ONNX's own cases are of its core.
+
+CORE_TYPES = {
+    "float32",
+    "uint8",
+    "int8",
+    "int32",
+    "int64",
+    "bool",
+    "float16",
+    "float64",
+    "bfloat16",
+}
+
+OUTSIDE = {
+    *("AffineGrid", "ArrayFeatureExtractor", "Binarizer", "LabelEncoder", "TreeEnsemble"),
+    *("Acosh", "Asinh", "Atanh", "Bernoulli", "BitCast", "BitShift", "BitwiseAnd", "BitwiseNot"),
+    *("BitwiseOr", "BitwiseXor", "BlackmanWindow", "CausalConvWithState", "CenterCropPad"),
+    *("Col2Im", "Compress", "ConvInteger", "CumProd", "DeformConv", "DepthToSpace", "Det", "DFT"),
+    *("DequantizeLinear", "DynamicQuantizeLinear", "FlexAttention", "GridSample", "GRU", "If"),
+    *("HammingWindow", "HannWindow", "Hardmax", "ImageDecoder", "LinearAttention", "Loop"),
+    *("LpNormalization", "LpPool", "LRN", "LSTM", "MatMulInteger", "MaxUnpool", "MelWeightMatrix"),
+    *("MeanVarianceNormalization", "NonMaxSuppression", "NonZero", "OptionalGetElement"),
+    *("OptionalHasElement", "QLinearConv", "QLinearMatMul", "QuantizeLinear", "RegexFullMatch"),
+    *("Resize", "ReverseSequence", "RNN", "RoiAlign", "Scan", "Scatter", "SequenceMap"),
+    *("SequenceInsert", "Shrink", "SpaceToDepth", "SplitToSequence", "STFT", "StringConcat"),
+    *("StringSplit", "StringNormalizer", "TensorScatter", "TfIdfVectorizer", "Unique", "Upsample"),
+}
+"""Operators outside of the core: what of them is known is run too, and none may be wrong."""
+
+
+def is_core_case(case):
+    """Whether a case of one node is of the core: a known operator on dense, common tensors."""
+    graph = case.model.graph
+    types = [v.type for v in (*graph.input, *graph.output)]
+    named = helper.tensor_dtype_to_np_dtype
+    return graph.node[0].op_type not in OUTSIDE and all(
+        [
+            t.HasField("tensor_type")
+            and t.tensor_type.elem_type != TensorProto.STRING
+            and named(t.tensor_type.elem_type).name in CORE_TYPES
+            for t in types
+        ]
+    )

@@ -54,6 +54,11 @@ def test_the_code_about_training_runs_top_to_bottom(run_python):
     run_python("\n".join(blocks))
 
 
+def test_the_code_about_onnx_runs_top_to_bottom(run_python):
+    pytest.importorskip("onnx", reason="needs onnx, of the extra [onnx]")
+    run_python("\n".join(blocks_of(ROOT / "docs" / "onnx.md")))
+
+
 def test_the_code_about_optimizers_runs(run_python):
     run_python("\n".join(blocks_of(ROOT / "docs" / "optimizers.md")))
 

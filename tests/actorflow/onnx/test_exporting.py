@@ -19,7 +19,7 @@ from onnx_models import run_by_onnxruntime  # noqa: E402
 
 import actorflow as af  # noqa: E402
 from actorflow import nn  # noqa: E402
-from actorflow.onnx.extents import Product, merged, sizes_for  # noqa: E402
+from actorflow.onnx.extents import Monomial, merged, sizes_for  # noqa: E402
 from actorflow.onnx.program import OnnxError  # noqa: E402
 
 FLOAT, INT = af.DType.FLOAT32, af.DType.INT64
@@ -242,9 +242,9 @@ def test_extents_follow_from_traces_at_primes():
     sizes = sizes_for({"batch": 8, "length": 16})
     by_name = [dict(s) for s in sizes.traces]
     value = [s["batch"] * s["length"] * 4 for s in by_name]
-    assert merged(value, sizes, "here") == Product(4, (("batch", 1), ("length", 1)))
+    assert merged(value, sizes, "here") == Monomial(4, (("batch", 1), ("length", 1)))
     moved = [2 * s["length"] + 1 for s in by_name]
-    assert merged(moved, sizes, "here") == Product(2, (("length", 1),), 1)
+    assert merged(moved, sizes, "here") == Monomial(2, (("length", 1),), 1)
     assert merged([7] * len(by_name), sizes, "here") == 7
     with raises(OnnxError):
         merged([s["batch"] % 3 + 5 for s in by_name], sizes, "here")

@@ -14,7 +14,7 @@ from onnx.backend.test.runner import (  # noqa: E402
     _normalize_tensor,
 )
 from onnx.reference import ReferenceEvaluator  # noqa: E402
-from onnx_models import model, one_node  # noqa: E402
+from onnx_models import is_core_case, model, one_node  # noqa: E402
 
 from actorflow.onnx import backend  # noqa: E402
 
@@ -162,7 +162,6 @@ def test_windows_of_a_grid_are_those_of_onnxruntime(op):
 
 # ONNX's own cases.
 
-TYPES = {"float32", "uint8", "int8", "int32", "int64", "bool", "float16", "float64", "bfloat16"}
 REFUSED = {
     "test_training_dropout",
     "test_training_dropout_default",
@@ -170,22 +169,6 @@ REFUSED = {
     "test_training_dropout_mask",
 }
 """Cases that ask for the numbers of another generator of random numbers."""
-
-NOT_OURS = {
-    *("AffineGrid", "ArrayFeatureExtractor", "Binarizer", "LabelEncoder", "TreeEnsemble"),
-    *("Acosh", "Asinh", "Atanh", "Bernoulli", "BitCast", "BitShift", "BitwiseAnd", "BitwiseNot"),
-    *("BitwiseOr", "BitwiseXor", "BlackmanWindow", "CausalConvWithState", "CenterCropPad"),
-    *("Col2Im", "Compress", "ConvInteger", "CumProd", "DeformConv", "DepthToSpace", "Det", "DFT"),
-    *("DequantizeLinear", "DynamicQuantizeLinear", "FlexAttention", "GridSample", "GRU", "If"),
-    *("HammingWindow", "HannWindow", "Hardmax", "ImageDecoder", "LinearAttention", "Loop"),
-    *("LpNormalization", "LpPool", "LRN", "LSTM", "MatMulInteger", "MaxUnpool", "MelWeightMatrix"),
-    *("MeanVarianceNormalization", "NonMaxSuppression", "NonZero", "OptionalGetElement"),
-    *("OptionalHasElement", "QLinearConv", "QLinearMatMul", "QuantizeLinear", "RegexFullMatch"),
-    *("Resize", "ReverseSequence", "RNN", "RoiAlign", "Scan", "Scatter", "SequenceMap"),
-    *("SequenceInsert", "Shrink", "SpaceToDepth", "SplitToSequence", "STFT", "StringConcat"),
-    *("StringSplit", "StringNormalizer", "TensorScatter", "TfIdfVectorizer", "Unique", "Upsample"),
-}
-"""Operators outside of the core: what of them is known is run too, and none may be wrong."""
 
 PARTS = 24
 
@@ -199,22 +182,8 @@ def cases():
         warnings.simplefilter("ignore")  # the cases overflow and divide by zero on purpose
         tests = load_model_tests(kind="node")
     single = [t for t in tests if "_expanded" not in t.name and len(t.model.graph.node) == 1]
-    core = [t for t in single if is_core(t)]
+    core = [t for t in single if is_core_case(t)]
     return core, [t for t in single if t not in core]
-
-
-def is_core(case):
-    graph = case.model.graph
-    types = [v.type for v in (*graph.input, *graph.output)]
-    named = onnx.helper.tensor_dtype_to_np_dtype
-    return graph.node[0].op_type not in NOT_OURS and all(
-        [
-            t.HasField("tensor_type")
-            and t.tensor_type.elem_type != onnx.TensorProto.STRING
-            and named(t.tensor_type.elem_type).name in TYPES
-            for t in types
-        ]
-    )
 
 
 def run_case(case):
