@@ -132,7 +132,8 @@ def _slice(
         if pace == 1:
             data = af.narrow(data, at, places.start if len(places) else 0, len(places))
         else:
-            data = af.index_select(data, at, np.asarray(places, np.int64))
+            numbers = step.arange(len(places)) * pace + (places.start if len(places) else 0)
+            data = af.index_select(data, at, numbers)
     return data
 
 
@@ -291,7 +292,7 @@ def _one_hot(
     ids = as_tensor(indices).to("int64")
     ids = af.where(ids < 0, ids + extent, ids)
     # Compared, not scattered: an id outside gives a row that is off.
-    along = np.arange(extent).reshape(extent, *[1] * (len(indices.shape) - at))
+    along = step.arange(extent).reshape(extent, *[1] * (len(indices.shape) - at))
     return af.where(af.unsqueeze(ids, at) == along, values[1], values[0])
 
 

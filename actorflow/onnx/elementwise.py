@@ -232,9 +232,7 @@ def _range(
     wide = float if first.dtype.kind == "f" else int
     span, pace = wide(last) - wide(first), wide(by)
     count = max(int(-(-span // pace)), 0)
-    if count * first.dtype.itemsize > step.most:
-        step.refuse(f"makes {count:,} numbers, more than the bound of {step.most:,} bytes")
-    return (np.arange(count) * by + first).astype(first.dtype)
+    return (step.arange(count) * by + first).astype(first.dtype)
 
 
 def _eye_like(
@@ -250,8 +248,9 @@ def _eye_like(
     name = DTYPES.get(dtype) if dtype is not None else str(input.dtype)
     if name is None:
         step.refuse("makes an element type that does not exist here")
-    is_on = np.arange(columns)[None] - np.arange(rows)[:, None] == k
-    return _converted(as_tensor(is_on), name, step)
+    # Compared in the plan: no table of them exists here, however large it is said to be.
+    is_on = as_tensor(step.arange(columns)[None]) == step.arange(rows)[:, None] + k
+    return _converted(is_on, name, step)
 
 
 _OF_ONE_NAME = (

@@ -225,7 +225,7 @@ def _max_pool(
     order = range(rank) if not storage_order else reversed(range(rank))
     for axis in order:
         flat = flat * spatial[axis] + at_axis[axis]
-    planes = np.arange(math.prod(X.shape[:2]), dtype=np.int64).reshape(*X.shape[:2], *[1] * rank)
+    planes = step.arange(math.prod(X.shape[:2])).reshape(*X.shape[:2], *[1] * rank)
     return y.to(X.dtype) if X.dtype is not x.dtype else y, flat + planes * math.prod(spatial)
 
 
@@ -250,16 +250,18 @@ def _average_pool(
     at = _windows(X.shape[2:], kernel_shape, step, ceil_mode)
     x = X.to("float32") if X.dtype.value == "float16" else X
     sums = _sums(x, at)
-    counts = np.ones((1,) * X.ndim)
+    counts: Any = None
     for axis, n in enumerate(X.shape[2:]):
-        firsts = np.arange(sums.shape[axis + 2]) * at.strides[axis] - at.low[axis]
+        firsts = step.arange(sums.shape[axis + 2]) * at.strides[axis] - at.low[axis]
         taps = firsts[:, None] + np.arange(at.kernel[axis]) * at.apart[axis]
         begin, end = 0, n
         if count_include_pad:
             begin, end = -at.low[axis], n + at.real_high[axis]
-        inside = ((taps >= begin) & (taps < end)).sum(1)
-        counts = counts * inside.reshape(-1, *[1] * (X.ndim - axis - 3))
-    y = sums / np.asarray(np.maximum(counts, 1), x.dtype.value)
+        inside = np.maximum(((taps >= begin) & (taps < end)).sum(1), 1).astype(x.dtype.value)
+        # An outer product of the counts along axes, which the plan computes.
+        here = as_tensor(inside.reshape(-1, *[1] * (X.ndim - axis - 3)))
+        counts = here if counts is None else counts * here
+    y: Tensor = sums / counts
     return y if x is X else y.to(X.dtype)
 
 

@@ -112,6 +112,12 @@ class StepCall:
         """Whether an output is asked for."""
         return len(self.step.outputs) > place and bool(self.step.outputs[place])
 
+    def arange(self, count: int) -> np.ndarray[Any, Any]:
+        """Return the numbers of an axis, int64. Raises OnnxError where they need too many bytes."""
+        if 8 * count > self.most:
+            self.refuse(f"makes {count:,} numbers, more than the bound of {self.most:,} bytes")
+        return np.arange(count, dtype=np.int64)
+
     def refuse(self, why: str) -> NoReturn:
         """Raise OnnxError that names the step."""
         raise OnnxError(f"{self.step} (opset {self.opset}): {why}")

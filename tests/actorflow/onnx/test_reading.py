@@ -159,6 +159,27 @@ TRACED = {
         [Y],
         initializer=[constant("n", np.int64(10**15))],
     ),
+    "a unit matrix of 10^9": lambda: model(
+        [
+            node("ConstantOfShape", ["s"], ["c"]),
+            node("EyeLike", ["c"], ["e"]),
+            node("ReduceSum", ["e"], ["r"], keepdims=0),
+            node("Add", ["x", "r"], ["y"]),
+        ],
+        [X],
+        [Y],
+        initializer=[constant("s", [np.int64(10**9), np.int64(900)])],
+    ),
+    "one of 10^12": lambda: model(
+        [node("OneHot", ["i", "d", "v"], ["h"]), node("Add", ["x", "h"], ["y"])],
+        [X],
+        [Y],
+        initializer=[
+            constant("i", [np.int64(3)]),
+            constant("d", np.int64(10**12)),
+            constant("v", np.zeros(2, np.float32)),
+        ],
+    ),
     "a shape that depends on data": lambda: model(
         [node("Reshape", ["x", "s"], ["y"])], [X, port("s", [1], "int64")], [Y]
     ),
