@@ -111,8 +111,8 @@ class _ModelReader:
     def block(self) -> OnnxGraph:
         """Return the graph of the model."""
         self.opsets = {o.domain: o.version for o in self.model.opset_import}
-        self._functions = {(f.domain, f.name): f for f in self.model.functions}
-        self._sizes: dict[tuple[str, str], int] = {}
+        self._functions = {(f.domain, f.name, f.overload): f for f in self.model.functions}
+        self._sizes: dict[tuple[str, str, str], int] = {}
         self._num_calls = 0
         for domain, version in self.opsets.items():
             self._check_opset(domain, version)
@@ -123,7 +123,7 @@ class _ModelReader:
     def _check_opset(self, domain: str, version: int) -> None:
         known = _DOMAINS.get(domain)
         if known is None:
-            if domain not in {d for d, _ in self._functions}:
+            if domain not in {key[0] for key in self._functions}:
                 raise OnnxError(f"the domain {domain!r} is not known here")
         elif version not in known:
             raise OnnxError(
@@ -164,7 +164,7 @@ class _ModelReader:
 
     def _size_of(self, node: onnx.NodeProto, depth: int) -> int:
         """Return how many nodes a node is, its function expanded: counted, before any is made."""
-        key = node.domain, node.op_type
+        key = node.domain, node.op_type, node.overload
         function = self._functions.get(key)
         if function is None:
             return 1
@@ -227,7 +227,7 @@ class _ModelReader:
 
     def _steps(self, node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> Iterator[Step]:
         """Yield the steps of a node: itself, or those of the function that it calls."""
-        function = self._functions.get((node.domain, node.op_type))
+        function = self._functions.get((node.domain, node.op_type, node.overload))
         ins = tuple(
             [names.get(n, prefix + n) if n and (names or prefix) else n for n in node.input]
         )
@@ -243,7 +243,12 @@ class _ModelReader:
             attributes = {a.name: self._attribute(a, node, names, prefix) for a in node.attribute}
             yield Step(node.op_type, domain, self._opset(domain), node.name, ins, outs, attributes)
             return
+        outer = self.opsets
+        self.opsets = {o.domain: o.version for o in function.opset_import}  # it has its own
+        for name, version in self.opsets.items():
+            self._check_opset(name, version)
         yield from self._expanded(function, node, (ins, outs), prefix)
+        self.opsets = outer
 
     def _opset(self, domain: str) -> int:
         return self.opsets.get(domain, self.opsets.get("ai.onnx", 0) if not domain else 0)

@@ -323,3 +323,27 @@ def test_changed_bytes_are_refused_or_read(seed):
         data[place] = rng.integers(256)
     with contextlib.suppress(af.CompileError):
         af.onnx.load(bytes(data))
+
+
+def test_functions_have_opsets_and_overloads_of_their_own():
+    functions = []
+    for overload, axis in (("rows", 1), ("columns", 2)):
+        body = [helper.make_node("Softmax", ["a"], ["b"], axis=axis)]
+        functions.append(
+            helper.make_function(
+                "own", "f", ["a"], ["b"], body, [helper.make_opsetid("", 11)], overload=overload
+            )
+        )
+    nodes = [
+        helper.make_node("f", ["x"], ["y"], domain="own", overload="rows"),
+        helper.make_node("f", ["x"], ["z"], domain="own", overload="columns"),
+    ]
+    shape = [1, 2, 3]
+    outputs = [port("y", shape), port("z", shape)]
+    proto = model(nodes, [port("x", shape)], outputs, functions=functions)
+    del proto.opset_import[0]  # the model itself says nothing of ONNX's own operators
+    made = af.job(train=False)(lambda m, b: m(b)).step(
+        af.onnx.load(proto), {"x": np.zeros(shape, np.float32)}
+    )
+    np.testing.assert_allclose(made["y"], np.full(shape, 1 / 6), rtol=1e-6)  # of opset 11: of both
+    np.testing.assert_allclose(made["z"], np.full(shape, 1 / 3), rtol=1e-6)
