@@ -14,6 +14,7 @@ layers.py       products, convolutions, pools, norms, losses, resizing
 attention.py    attention, rotary positions, the rules of ONNX's training domain
 control.py      branches, loops and scans, recurrent layers
 exporting.py    `export`: the model, its weights and the files
+forms.py        ops that are one operator of ONNX: products, biases, batch norms
 emitting.py     how each op of a graph is written
 graph_writer.py nodes, constants and names of a graph that is written
 extents.py      extents that follow from named axes, found by traces at several sizes

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from actorflow.onnx.extents import Extent, Symbolic
+from actorflow.onnx.forms import OperatorForm
 from actorflow.onnx.graph_writer import GraphWriter, ports
 from actorflow.onnx.program import DTYPES, OnnxError
 from actorflow.onnx.reading import onnx_package
@@ -363,12 +364,11 @@ def _embedding_grad(at: NodeCall) -> Any:
 # Layers.
 
 
-def _conv(at: NodeCall, bias: str = "") -> Any:
+def _conv(at: NodeCall) -> Any:
     pads = [*at.numbers("low"), *at.numbers("high")]
-    inputs = [*at.inputs, bias] if bias else at.inputs
     return at.add(
         "Conv",
-        *inputs,
+        *at.inputs,
         dilations=list(at.numbers("dilation")),
         group=at.attrs.int_("groups"),
         kernel_shape=list(at.type(1).shape[2:]),
@@ -552,13 +552,13 @@ def _cond(at: NodeCall) -> Any:
     return at.add("If", at.inputs[0], count=count, then_branch=branches[0], else_branch=branches[1])
 
 
-def emit_transposed_product(at: NodeCall, weight: str, bias: str = "") -> Any:
-    """Append a product of a matrix with a transposed weight, which keeps its layout and name."""
-    inputs = [at.inputs[0], weight, bias] if bias else [at.inputs[0], weight]
-    return at.add("Gemm", *inputs, transB=1)
-
-
-emit_conv = _conv
+FORMS: dict[str, Callable[[NodeCall, OperatorForm], Any]] = {
+    "BatchNormalization": lambda at, form: at.add(
+        "BatchNormalization", *at.inputs, epsilon=form.epsilon
+    ),
+    "Conv": lambda at, form: _conv(at),
+    "Gemm": lambda at, form: at.add("Gemm", *at.inputs, transB=1),
+}
 
 READ_AS_EXTENTS = (
     *("body", "otherwise", "then"),  # are compared by themselves

@@ -20,13 +20,14 @@ from actorflow.jobs.job import Job
 from actorflow.nn.module import Module, initialise
 from actorflow.onnx import emitting
 from actorflow.onnx.extents import Extent, Sizes, Symbolic, sizes_for, with_sizes
+from actorflow.onnx.forms import chosen_forms
 from actorflow.onnx.graph_writer import GraphWriter, Names, ports
 from actorflow.onnx.program import OnnxError
 from actorflow.onnx.reading import OPSETS, onnx_package
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
-from compiler.contract.types import TensorType, ValueId
-from compiler.graph.graph import Graph, Node, sole_readers
+from compiler.contract.types import TensorType
+from compiler.graph.graph import Graph, Node
 from compiler.ops.primitives.body import hash_graph
 from compiler.ops.primitives.sources import CONSTANT, INPUT, OF_MODEL, VARIABLE
 
@@ -194,27 +195,19 @@ class _Export:
 
     def _emit(self, graph: Symbolic, writer: GraphWriter, names: dict[int, str]) -> dict[int, str]:
         """Append the nodes of a graph; return the names of its values."""
-        nodes, readers = graph.graph.nodes, sole_readers(graph.graph)
-        pending: dict[int, int] = {}
-        for place, node in enumerate(nodes):
-            if node.outputs[0] in names:  # an operand, or written with the node before
+        forms = chosen_forms(graph.graph, [output.value for output in graph.graph.outputs])
+        for place, node in enumerate(graph.graph.nodes):
+            if node.outputs[0] in names or (place not in forms and node.op is not INPUT):
                 continue
             writer.scope, writer.source = node.scope, str(node.source)
+            form = forms.get(place)
             if node.op in (INPUT, VARIABLE, CONSTANT):
                 self._emit_source(graph, place, writer, names)
-                continue
-            if _is_turned_weight(graph.graph, node):
-                pending[node.outputs[0]] = place  # written where it is needed as it is
-                continue
-            if self._emit_with_bias(graph, place, readers, writer, names):
-                continue
-            for value in node.inputs:
-                if value in pending and value not in names:
-                    self._emit_node(graph, pending[value], writer, names)
-            self._emit_node(graph, place, writer, names)
-        for output in graph.graph.outputs:
-            if output.value in pending and output.value not in names:
-                self._emit_node(graph, pending[output.value], writer, names)
+            elif form is None:
+                self._emit_node(graph, place, writer, names)
+            else:
+                at = self._call(graph, form.place, writer, names, form.inputs)
+                names[node.outputs[0]] = emitting.FORMS[form.op_type](at, form)
         return names
 
     def _emit_source(
@@ -253,37 +246,6 @@ class _Export:
                 " without these dynamic_axes"
             )
         return str(writer.add("Expand", [writer.constant(data[0]), writer.vector(shape)]))
-
-    def _emit_with_bias(
-        self,
-        graph: Symbolic,
-        place: int,
-        readers: tuple[int, ...],
-        writer: GraphWriter,
-        names: dict[int, str],
-    ) -> bool:
-        """Write a product or convolution with the bias that follows as one node, if it is one."""
-        node = graph.graph.nodes[place]
-        weight = _weight_of_product(graph.graph, node)
-        if weight is None and node.op.name != "conv":
-            return False
-        bias = _bias_after(graph.graph, node, readers)
-        at = self._call(graph, place, writer, names, node.inputs[: 1 if weight is not None else 2])
-        last: int = node.outputs[0]
-        if bias is not None:
-            last, stored = bias
-            if stored not in names:
-                producer = graph.graph.producers()[stored]
-                self._emit_source(graph, producer, writer, names)
-        name = names[bias[1]] if bias is not None else ""
-        if weight is not None:
-            if weight not in names:
-                self._emit_source(graph, graph.graph.producers()[weight], writer, names)
-            names[last] = emitting.emit_transposed_product(at, names[weight], name)
-        else:
-            names[last] = emitting.emit_conv(at, name)
-        names.setdefault(node.outputs[0], "")
-        return True
 
     def _emit_node(
         self, graph: Symbolic, place: int, writer: GraphWriter, names: dict[int, str]
@@ -346,40 +308,6 @@ def _rename(nodes: list[Any], renamed: Mapping[str, str]) -> None:
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 _rename(list(attribute.g.node), renamed)
-
-
-def _is_turned_weight(graph: Graph, node: Node) -> bool:
-    """Whether a node is the transpose of a matrix that is a parameter."""
-    if node.op.name != "transpose" or node.attrs.ints("perm") != (1, 0):
-        return False
-    return graph.nodes[graph.producers()[node.inputs[0]]].op is VARIABLE
-
-
-def _weight_of_product(graph: Graph, node: Node) -> ValueId | None:
-    """Return the parameter whose transpose a product of matrices reads, or None."""
-    if node.op.name != "matmul" or graph.types[node.inputs[0]].rank != 2:
-        return None
-    before = graph.nodes[graph.producers()[node.inputs[1]]]
-    return before.inputs[0] if _is_turned_weight(graph, before) else None
-
-
-def _bias_after(
-    graph: Graph, node: Node, readers: tuple[int, ...]
-) -> tuple[ValueId, ValueId] | None:
-    """Return the sum of a result and a vector of parameters along its channels, and the vector."""
-    reader = readers[node.outputs[0]]
-    if reader < 0 or graph.nodes[reader].op.name != "add":
-        return None
-    add = graph.nodes[reader]
-    (other,) = [v for v in add.inputs if v != node.outputs[0]] or [node.outputs[0]]
-    source = graph.nodes[graph.producers()[other]]
-    shape, rank = graph.types[other].shape, graph.types[node.outputs[0]].rank
-    if source.op.name == "reshape":
-        source = graph.nodes[graph.producers()[source.inputs[0]]]
-    channels = graph.types[node.outputs[0]].shape[1]
-    wanted = (channels, *[1] * (rank - 2))
-    is_vector = source.op is VARIABLE and graph.types[source.outputs[0]].shape == (channels,)
-    return (add.outputs[0], source.outputs[0]) if is_vector and shape == wanted else None
 
 
 # Files.

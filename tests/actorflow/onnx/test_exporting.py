@@ -248,3 +248,18 @@ def test_extents_follow_from_traces_at_primes():
     assert merged([7] * len(by_name), sizes, "here") == 7
     with raises(OnnxError):
         merged([s["batch"] % 3 + 5 for s in by_name], sizes, "here")
+
+
+def test_a_batch_norm_is_one_node_and_comes_back_with_its_statistics(tmp_path):
+    model, path = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), tmp_path / "net.onnx"
+    x = np.random.default_rng(0).normal(size=(2, 3, 6, 6)).astype(np.float32)
+    af.job(optimizer=af.optim.SGD(0.1))(lambda m, b: (m(b.x) ** 2.0).mean()).step(model, {"x": x})
+    af.onnx.export(job_of(scores), model, {"x": x}, path, dynamic_axes={"x": {0: "batch"}})
+    kinds = [node.op_type for node in onnx.load(path).graph.node]
+    assert kinds.count("BatchNormalization") == kinds.count("Conv") == 1
+    assert not {"Add", "Reshape"} & {*kinds}
+    read = af.onnx.load(path)
+    assert {name for name, _ in read.named_buffers()} == {"1.running_mean", "1.running_var"}
+    (made,) = run_by_onnxruntime(path, [{"x": x}], tmp_path)
+    expected = job_of(scores).step(model, {"x": x})["output"]
+    np.testing.assert_allclose(made["output"], expected, rtol=1e-4, atol=1e-5)
