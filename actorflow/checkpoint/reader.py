@@ -32,6 +32,9 @@ from actorflow.checkpoint.manifest import MAX_MANIFEST_BYTES, Expected, Manifest
 from actorflow.checkpoint.shard import Array, Box, WantedTensors, open_shard, read_shard
 from memory.report import format_bytes
 
+Boxes = Mapping[str, Box] | Callable[[Manifest], Mapping[str, Box]]
+"""What is wanted of each tensor, by name."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
@@ -98,15 +101,16 @@ class CheckpointReader:
         self,
         step: int,
         expected: Expected | None = None,
-        boxes: Mapping[str, Box] | None = None,
+        boxes: Boxes | None = None,
     ) -> LoadedCheckpoint:
         """Read, verify and return a checkpoint, in one pass over its files.
 
         Args:
             step: which one.
             expected: what its tensors must be.
-            boxes: what is wanted of each tensor, by name; None for all of every tensor. Only pieces
-                of which something is wanted are read and verified.
+            boxes: what is wanted of each tensor, by name, or a function that says so of a manifest;
+                None for all of every tensor. Only pieces of which something is wanted are read and
+                verified.
 
         Raises:
             CheckpointDamaged: something is missing or differs; the message names the file.
@@ -115,7 +119,7 @@ class CheckpointReader:
         manifest = self.manifest(step)
         if expected is not None:
             expected.check(manifest)
-        tensors = self._read(manifest, boxes)
+        tensors = self._read(manifest, boxes(manifest) if callable(boxes) else boxes)
         if expected is not None:
             expected.check_values(manifest, tensors)
         return LoadedCheckpoint(manifest, tensors)
@@ -123,7 +127,7 @@ class CheckpointReader:
     def latest(
         self,
         expected: Expected | None = None,
-        boxes: Mapping[str, Box] | None = None,
+        boxes: Boxes | None = None,
         *,
         at_most: int = MAX_STEP,
         report: Callable[[str], None] | None = None,

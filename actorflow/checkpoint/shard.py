@@ -47,6 +47,12 @@ FORMAT_DTYPES = {
 }  # fmt: skip
 """numpy's name of a dtype -> the name in the file."""
 
+EXCHANGE_DTYPES = {**FORMAT_DTYPES, "bfloat16": "BF16"}
+"""The same with bfloat16, whose arrays hold the bits as uint16: of weights, not of checkpoints."""
+
+MODEL_GROUP = "model"
+"""The group of what a model keeps, whose files begin so."""
+
 # Hints of what a manifest names: it may come from anywhere.
 
 MAX_SIZE = (1 << 62) - 1
@@ -77,7 +83,12 @@ class TensorEntry:
     @property
     def size_bytes(self) -> int:
         """Bytes of the dense tensor."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,11 @@ class TensorPiece:
     extents: tuple[int, ...]
     xxh3_128: str = ""
 
+    @classmethod
+    def of_whole(cls, tensor: TensorEntry) -> TensorPiece:
+        """Return the piece that is all of a tensor."""
+        return cls(tensor, (0,) * len(tensor.shape), tensor.shape)
+
     @property
     def key(self) -> str:
         """Its name in a file: that of the tensor, with ranges where it is not all of it."""
@@ -114,7 +130,7 @@ class TensorPiece:
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return np.dtype(self.tensor.dtype).itemsize
+        return self.tensor.itemsize
 
     @property
     def size_bytes(self) -> int:
@@ -127,10 +143,12 @@ class ShardSpec:
     """One file: its name and its pieces, in any order; on disk the widest dtype comes first.
 
     The order keeps every piece aligned to its element, which lets other readers map the file.
+    `format` is what the file says of itself.
     """
 
     name: str
     pieces: tuple[TensorPiece, ...]
+    format: str = "actorflow"
 
     def in_file_order(self) -> tuple[TensorPiece, ...]:
         """Return the pieces as their bytes follow each other."""
@@ -138,12 +156,12 @@ class ShardSpec:
 
     def header(self) -> bytes:
         """Return every byte of the file before the first piece."""
-        entries: dict[str, Any] = {"__metadata__": {"format": "actorflow"}}
+        entries: dict[str, Any] = {"__metadata__": {"format": self.format}}
         offset = 0
         for piece in self.in_file_order():
             end = offset + piece.size_bytes
             entries[piece.key] = {
-                "dtype": FORMAT_DTYPES[piece.tensor.dtype],
+                "dtype": EXCHANGE_DTYPES[piece.tensor.dtype],
                 "shape": list(piece.extents),
                 "data_offsets": [offset, end],
             }
@@ -188,7 +206,7 @@ def plan_shards(
         values = groups[group]
         pieces = [_piece_of(group, name, values[name], owner, parts or {}) for name in values]
         ordered = ShardSpec("", tuple(pieces)).in_file_order()
-        for number, filled in enumerate(_fill(ordered, max_bytes), start=1):
+        for number, filled in enumerate(fill_shards(ordered, max_bytes), start=1):
             shards.append(ShardSpec(f"{group}-{number:05d}.safetensors", filled))
     return tuple(shards)
 
@@ -215,7 +233,8 @@ def _piece_of(
     return TensorPiece(TensorEntry(name, value.dtype.name, shape), offset, value.shape)
 
 
-def _fill(ordered: tuple[TensorPiece, ...], max_bytes: int) -> list[tuple[TensorPiece, ...]]:
+def fill_shards(ordered: tuple[TensorPiece, ...], max_bytes: int) -> list[tuple[TensorPiece, ...]]:
+    """Return the pieces of each file: one is closed when the next piece would take it too far."""
     files: list[tuple[TensorPiece, ...]] = []
     current: list[TensorPiece] = []
     used = 0

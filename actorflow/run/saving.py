@@ -21,6 +21,7 @@ import numpy as np
 
 from actorflow.checkpoint.errors import CheckpointDropped, CheckpointError, Every
 from actorflow.checkpoint.manifest import Expected
+from actorflow.checkpoint.shard import MODEL_GROUP
 from actorflow.compile.plan_facts import saved_variables, written_variables
 from actorflow.data import DataError, DataSource
 from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
@@ -220,9 +221,9 @@ class Saver:
         )
 
     def _groups(self, arrays: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
-        groups: dict[str, dict[str, Array]] = {"model": {}, "optim": {}}
+        groups: dict[str, dict[str, Array]] = {MODEL_GROUP: {}, "optim": {}}
         for name, array in arrays.items():
-            groups["model" if self._roles[name] in OF_MODEL else "optim"][name] = array
+            groups[MODEL_GROUP if self._roles[name] in OF_MODEL else "optim"][name] = array
         return groups
 
     def _facts(self, data_state: Mapping[str, Any]) -> SavedFacts:
