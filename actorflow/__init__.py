@@ -11,6 +11,7 @@ af.nn, af.optim, af.data    layers; optimizers and schedules; sources of batches
 af.relu, af.where, ...      functions on tensors, with torch's names (`actorflow.functional`)
 af.linalg, af.fft           linear algebra and Fourier transforms
 af.onnx                     models of ONNX, read and written
+af.load, af.seed             weights of a file or run; the seed of what is given none
 af.Mesh, af.split, af.stage, af.device  how tensors and ops lie on ranks and devices
 af.op, af.numpy_op, af.kernel, af.graph_pass  ops, kernels and passes of your own
 
@@ -31,6 +32,7 @@ from actorflow import data, nn, optim  # noqa: E402  # after check_top_level_pac
 from actorflow.checkpoint.errors import CheckpointError  # noqa: E402
 from actorflow.compile.own_ops import numpy_op, op  # noqa: E402
 from actorflow.data import DataError, DataSource  # noqa: E402
+from actorflow.environment.default_seed import seed  # noqa: E402
 from actorflow.environment.settings import __version__ as __version__  # noqa: E402
 from actorflow.functional import *  # noqa: E402  # its own __all__ says what
 from actorflow.functional import __all__ as _functions  # noqa: E402
@@ -69,6 +71,7 @@ from compiler.contract.types import DType, TensorType  # noqa: E402
 
 if TYPE_CHECKING:
     from actorflow import onnx
+    from actorflow.checkpoint.weights import load
     from actorflow.compile.extensions import graph_pass, kernel
     from actorflow.run.fitting import FitResult, Stopped
     from actorflow.run.runner import Runner
@@ -76,6 +79,7 @@ if TYPE_CHECKING:
 _LATE = {
     "graph_pass": "actorflow.compile.extensions",
     "kernel": "actorflow.compile.extensions",
+    "load": "actorflow.checkpoint.weights",
     "FitResult": "actorflow.run.fitting",
     "NonFiniteLoss": "actorflow.run.broken_steps",
     "Runner": "actorflow.run.runner",
@@ -140,12 +144,14 @@ __all__ = [
     "job",
     "kernel",
     "linalg",
+    "load",
     "nn",
     "numpy_op",
     "onnx",
     "op",
     "optim",
     "partial",
+    "seed",
     "stage",
     *_functions,
 ]

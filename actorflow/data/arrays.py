@@ -13,6 +13,7 @@ from actorflow.data.source import (
     Batch,
     DataError,
     content_hash,
+    plain_array,
     position_of,
     position_state,
     positive,
@@ -255,11 +256,12 @@ class ArraySource:
         drop_last: bool = True,
     ) -> None:
         self._batch = positive("batch", batch)
+        types = spec_of(arrays)  # which refuses what is no array
         self._spec = {
             name: TensorType(type_.dtype, (self._batch, *type_.shape[1:]))
-            for name, type_ in spec_of(arrays).items()
+            for name, type_ in types.items()
         }
-        self._arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        self._arrays = {name: np.asarray(plain_array(arrays[name])) for name in types}
         self._num_samples = _equal_length(self._arrays)
         if self._num_samples < self._batch:
             raise DataError(

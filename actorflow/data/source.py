@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from compiler.contract.arrays import as_array
 from compiler.contract.errors import ActorflowError
 from compiler.contract.types import DType, TensorType
 
@@ -207,9 +208,9 @@ def check_batch(batch: object, spec: Mapping[str, TensorType], where: str = "") 
     if missing or unexpected:
         raise DataError(_keys_message(at, spec, batch, missing, unexpected))
     for name, expected in spec.items():
-        value = batch[name]
-        if not is_plain_array(value):
-            raise DataError(_not_an_array(name, value, at, f"{expected}, "))
+        value = plain_array(batch[name])
+        if value is None:
+            raise DataError(_not_an_array(name, batch[name], at, f"{expected}, "))
         if value.shape != expected.shape or value.dtype != np.dtype(expected.dtype.value):
             raise DataError(_mismatch(name, value, expected, at))
 
@@ -234,9 +235,10 @@ def _mismatch(name: str, value: npt.NDArray[Any], expected: TensorType, at: str)
     return head + "a plan has static shapes: give every batch the shape of the source's spec()"
 
 
-def _type_of(name: str, value: object, where: str) -> TensorType:
-    if not is_plain_array(value):
-        raise DataError(_not_an_array(name, value, _at(where), ""))
+def _type_of(name: str, given: object, where: str) -> TensorType:
+    value = plain_array(given)
+    if value is None:
+        raise DataError(_not_an_array(name, given, _at(where), ""))
     # dtype.name leaves the byte order out, so a swapped array has to be asked for it.
     if value.dtype.name not in _DTYPE_NAMES or not value.dtype.isnative:
         raise DataError(
@@ -249,6 +251,12 @@ def _type_of(name: str, value: object, where: str) -> TensorType:
 def is_plain_array(value: object) -> TypeGuard[npt.NDArray[Any]]:
     """Return whether a value is an array of numpy without a mask, which a plan has no place for."""
     return isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray)
+
+
+def plain_array(value: object) -> npt.NDArray[Any] | None:
+    """Return a value as a plain array: also one of another library, by DLPack or `__array__`."""
+    array = as_array(value)
+    return array if is_plain_array(array) else None
 
 
 def mend_of_array(value: object) -> str:

@@ -21,8 +21,8 @@ from actorflow.data.source import (
     Batch,
     DataError,
     content_hash,
-    is_plain_array,
     mend_of_array,
+    plain_array,
     position_of,
     position_state,
     positive,
@@ -228,11 +228,12 @@ class Tokens:
         return self._fingerprint
 
 
-def _checked(tokens: object) -> npt.NDArray[Any]:
-    if not is_plain_array(tokens):
+def _checked(given: object) -> npt.NDArray[Any]:
+    tokens = plain_array(given)
+    if tokens is None:
         raise DataError(
-            f"Tokens: expected a 1-D numpy array of integers, came {type(tokens).__name__};"
-            f" for text use Tokens.from_text, else {mend_of_array(tokens)}"
+            f"Tokens: expected a 1-D numpy array of integers, came {type(given).__name__};"
+            f" for text use Tokens.from_text, else {mend_of_array(given)}"
         )
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         shape = ", ".join(map(str, tokens.shape))
@@ -240,7 +241,7 @@ def _checked(tokens: object) -> npt.NDArray[Any]:
             f"Tokens: expected a 1-D array of integers, came {tokens.dtype.name}[{shape}];"
             " flatten it with tokens.reshape(-1), convert it with tokens.astype(np.int32)"
         )
-    return np.asarray(tokens)
+    return tokens
 
 
 def _windows(num_tokens: int, seq: int, batch: int) -> tuple[int, int]:

@@ -32,6 +32,7 @@ from actorflow.distributed.messages import (
 )
 from actorflow.distributed.rank_waits import RankWaits, unpack_waits
 from actors.machine.errors import ActorFailed
+from compiler.contract.arrays import as_array
 
 # Steps begin where all ranks may begin them, and the run ends after one and the same step on each:
 # a stop that one asks for is granted to all, at the edge of what has been granted so far. A rank
@@ -286,8 +287,8 @@ def digest_of(batch: Mapping[str, Any], seed: int = 0) -> int:
     hasher = xxhash.xxh3_64(seed=seed)
     # Sorted: ranks may build their dict in another order.
     for name in sorted(batch):
-        array = batch[name]
-        if isinstance(array, np.ndarray) and not array.dtype.hasobject:
+        array = as_array(batch[name])
+        if array is not None and not array.dtype.hasobject:
             hasher.update(f"{name} {array.dtype.str} {array.shape}".encode())
             # The sample is contiguous, so these are views; the bytes are of elements, not of
             # memory's layout.

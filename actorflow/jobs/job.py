@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast, overload
 import numpy as np
 
 from actorflow.data import DataError, DataSource, spec_of
+from actorflow.environment.default_seed import default_seed
 from actorflow.environment.option_values import (
     accepts_options,
     arguments_of,
@@ -172,7 +173,7 @@ class Job:
                 other = Job(self._function, stores_all)
                 store_all = other._plan(other._spec(model, run_spec.data, run_spec.plan_options))
             raise PlanCaptured(plan, store_all, job_spec)
-        seed = self.options.seed if run_spec.seed is None else run_spec.seed
+        seed = self._seed() if run_spec.seed is None else run_spec.seed
         self._initialise(model, seed, job_spec.graph)
         self._say_anew(model, run_spec)
         from actorflow.run.open_model import runner_on
@@ -223,7 +224,7 @@ class Job:
         self._close(model)
         from actorflow.run.open_model import runner_on
 
-        group, seed = self._group(), self.options.seed
+        group, seed = self._group(), self._seed()
         plan = self._plan(job_spec, group)
         self._initialise(model, seed, job_spec.graph)
         with runner_on(model, plan, claim, seed, job_spec.settings, group, loop) as runner:
@@ -318,16 +319,19 @@ class Job:
             model, traced.spec, PlanOptions(), metrics_every=1, graph=traced.graph
         )
         plan = self._plan(job_spec, group)
-        self._initialise(model, self.options.seed, traced.graph)
+        seed = self._seed()
+        self._initialise(model, seed, traced.graph)
         carried: dict[str, Array] = {}
         if opened is not None:
             self._open.pop(model)
             carried = carried_over(plan, opened.close(), opened.signature, signature)
         # The model's own values win over those that the closed plan left.
         values = {**carried, **newest(model.cells())}
-        settings, seed = job_spec.settings, self.options.seed
-        runner = Runner(plan, values=values, seed=seed, settings=settings, group=group)
+        runner = Runner(plan, values=values, seed=seed, settings=job_spec.settings, group=group)
         return self._open.set(model, OpenModel(model, runner, signature, claim))
+
+    def _seed(self) -> int:
+        return default_seed() if self.options.seed is None else self.options.seed
 
     def _initialise(self, model: Module, seed: int, graph: Graph) -> None:
         """Give the model the first values that it lacks, but those that a training makes itself.

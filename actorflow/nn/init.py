@@ -6,15 +6,17 @@
 
 Nothing is drawn here: each function declares how a parameter begins. The first run draws, from its
 seed and the parameter's path, so that a model needs no memory before, and begins alike on every
-machine. Each returns the parameter. A parameter that has values already, loaded or trained, is an
-error; write `parameter.data = array` for those.
+machine. Each returns the parameter, so it is an argument of a new one, too:
+`nn.Parameter((3, 4), nn.init.orthogonal_)`. A parameter that has values already, loaded or trained,
+is an error; write `parameter.data = array` for those.
 """
 
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
-from actorflow.nn.parameter import Parameter
+from actorflow.nn.parameter import ModelTensor
 from actorflow.tensor.literals import checked_number, checked_size
 from actorflow.tensor.tracer import find_source
 from compiler.contract.attrs import PlainValue
@@ -36,6 +38,8 @@ __all__ = [
     "xavier_uniform_",
     "zeros_",
 ]
+
+T = TypeVar("T", bound=ModelTensor)
 
 _GAINS = {
     **dict.fromkeys(("linear", "sigmoid"), 1.0),
@@ -59,7 +63,7 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     return _GAINS[nonlinearity]
 
 
-def uniform_(tensor: Parameter, a: float = 0.0, b: float = 1.0) -> Parameter:
+def uniform_(tensor: T, a: float = 0.0, b: float = 1.0) -> T:
     """Let a parameter begin uniform in [a, b)."""
     low, high = checked_number(a, "a of uniform_"), checked_number(b, "b of uniform_")
     if not low <= high:
@@ -67,14 +71,14 @@ def uniform_(tensor: Parameter, a: float = 0.0, b: float = 1.0) -> Parameter:
     return _begins(tensor, "uniform", bound=(high - low) / 2.0, mean=(low + high) / 2.0)
 
 
-def normal_(tensor: Parameter, mean: float = 0.0, std: float = 1.0) -> Parameter:
+def normal_(tensor: T, mean: float = 0.0, std: float = 1.0) -> T:
     """Let a parameter begin normal."""
     return _begins(tensor, "normal", std=_deviation(std), mean=checked_number(mean, "mean"))
 
 
 def trunc_normal_(
-    tensor: Parameter, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
-) -> Parameter:
+    tensor: T, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
+) -> T:
     """Let a parameter begin normal, with what falls outside of [a, b] drawn again."""
     low, high = checked_number(a, "a of trunc_normal_"), checked_number(b, "b of trunc_normal_")
     if not (low < high and _deviation(std) > 0.0):
@@ -85,29 +89,29 @@ def trunc_normal_(
     return _begins(tensor, "truncated_normal", std=float(std), low=low, high=high, mean=centre)
 
 
-def constant_(tensor: Parameter, val: float) -> Parameter:
+def constant_(tensor: T, val: float) -> T:
     """Let every element of a parameter begin as `val`."""
     return _begins(tensor, "constant", value=checked_number(val, "val of constant_"))
 
 
-def zeros_(tensor: Parameter) -> Parameter:
+def zeros_(tensor: T) -> T:
     """Let a parameter begin at 0."""
     return _begins(tensor, "zeros")
 
 
-def ones_(tensor: Parameter) -> Parameter:
+def ones_(tensor: T) -> T:
     """Let a parameter begin at 1."""
     return _begins(tensor, "ones")
 
 
-def eye_(tensor: Parameter) -> Parameter:
+def eye_(tensor: T) -> T:
     """Let a matrix begin with ones on its diagonal."""
     if tensor.ndim != 2:
         raise CompileError(f"{find_source()}: eye_ needs a matrix, got {tensor.type}")
     return _begins(tensor, "dirac", groups=1)
 
 
-def dirac_(tensor: Parameter, groups: int = 1) -> Parameter:
+def dirac_(tensor: T, groups: int = 1) -> T:
     """Let the weight of a convolution begin as one that hands its channels on."""
     parts = checked_size(groups, "groups of dirac_")
     if tensor.ndim not in (3, 4, 5) or parts < 1 or tensor.shape[0] % parts:
@@ -118,26 +122,26 @@ def dirac_(tensor: Parameter, groups: int = 1) -> Parameter:
     return _begins(tensor, "dirac", groups=parts)
 
 
-def xavier_uniform_(tensor: Parameter, gain: float = 1.0) -> Parameter:
+def xavier_uniform_(tensor: T, gain: float = 1.0) -> T:
     """Let a weight begin uniform, of variance 2 gain^2 / (fan in + fan out) (Glorot, 2010)."""
     return _of_deviation(tensor, "uniform", _xavier("xavier_uniform_", tensor, gain))
 
 
-def xavier_normal_(tensor: Parameter, gain: float = 1.0) -> Parameter:
+def xavier_normal_(tensor: T, gain: float = 1.0) -> T:
     """Let a weight begin normal, of variance 2 gain^2 / (fan in + fan out) (Glorot, 2010)."""
     return _of_deviation(tensor, "normal", _xavier("xavier_normal_", tensor, gain))
 
 
 def kaiming_uniform_(
-    tensor: Parameter, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
-) -> Parameter:
+    tensor: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
+) -> T:
     """Let a weight begin uniform, of variance gain^2 / fan (He et al., 2015); see there."""
     return _of_deviation(tensor, "uniform", _kaiming(tensor, a, mode, nonlinearity))
 
 
 def kaiming_normal_(
-    tensor: Parameter, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
-) -> Parameter:
+    tensor: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
+) -> T:
     """Let a weight begin normal, of variance gain^2 / fan (He et al., 2015).
 
     Args:
@@ -149,29 +153,29 @@ def kaiming_normal_(
     return _of_deviation(tensor, "normal", _kaiming(tensor, a, mode, nonlinearity))
 
 
-def orthogonal_(tensor: Parameter, gain: float = 1.0) -> Parameter:
+def orthogonal_(tensor: T, gain: float = 1.0) -> T:
     """Let a weight, as a matrix of its first axis, begin orthogonal (Saxe et al., 2014)."""
     if tensor.ndim < 2:
         raise CompileError(f"{find_source()}: orthogonal_ needs two axes, got {tensor.type}")
     return _begins(tensor, "orthogonal", gain=checked_number(gain, "gain of orthogonal_"))
 
 
-def _begins(tensor: Parameter, kind: str, **numbers: PlainValue) -> Parameter:
-    if not isinstance(tensor, Parameter):
+def _begins(tensor: T, kind: str, **numbers: PlainValue) -> T:
+    if not isinstance(tensor, ModelTensor):
         raise CompileError(
-            f"{find_source()}: nn.init is for parameters, got {type(tensor).__name__}; a buffer is"
-            " made with its values"
+            f"{find_source()}: nn.init is for parameters, got {type(tensor).__name__}; for an array"
+            " of values write nn.Parameter(array)"
         )
     if tensor.data is not None:
         raise CompileError(
-            f"{find_source()}: the parameter made at {tensor.source} has values already, which an"
-            " initialiser would not change; write parameter.data = array"
+            f"{find_source()}: the {tensor.kind} made at {tensor.source} has values already, which"
+            f" an initialiser would not change; write {tensor.kind}.data = array"
         )
     tensor.init = (("kind", kind), *numbers.items())
     return tensor
 
 
-def _of_deviation(tensor: Parameter, kind: str, std: float) -> Parameter:
+def _of_deviation(tensor: T, kind: str, std: float) -> T:
     if kind == "uniform":
         return _begins(tensor, kind, bound=math.sqrt(3.0) * std)
     return _begins(tensor, kind, std=std)
@@ -184,7 +188,7 @@ def _deviation(std: float) -> float:
     return number
 
 
-def _fans(what: str, tensor: Parameter) -> tuple[int, int]:
+def _fans(what: str, tensor: T) -> tuple[int, int]:
     """Return how many numbers each result is made of, and each operand goes to."""
     if tensor.ndim < 2:
         raise CompileError(f"{find_source()}: {what} needs two axes or more, got {tensor.type}")
@@ -192,12 +196,12 @@ def _fans(what: str, tensor: Parameter) -> tuple[int, int]:
     return tensor.shape[1] * window, tensor.shape[0] * window
 
 
-def _xavier(what: str, tensor: Parameter, gain: float) -> float:
+def _xavier(what: str, tensor: T, gain: float) -> float:
     fan_in, fan_out = _fans(what, tensor)
     return checked_number(gain, f"gain of {what}") * math.sqrt(2.0 / max(fan_in + fan_out, 1))
 
 
-def _kaiming(tensor: Parameter, a: float, mode: str, nonlinearity: str) -> float:
+def _kaiming(tensor: T, a: float, mode: str, nonlinearity: str) -> float:
     if mode not in ("fan_in", "fan_out"):
         raise CompileError(f"{find_source()}: mode must be 'fan_in' or 'fan_out', got {mode!r:.60}")
     fan = _fans("an initialiser of He et al.", tensor)[mode == "fan_out"]

@@ -13,6 +13,7 @@ from numbers import Real
 
 import numpy as np
 
+from actorflow.environment.default_seed import SEEDS
 from actorflow.environment.option_values import (
     IntRange,
     OneOfValues,
@@ -149,7 +150,7 @@ class JobOptions:
             trained by this job, and others read as if frozen
             (`actorflow.environment.option_values`).
         seed: of initialisers and random ops; the same seed gives the same run, bit by bit. It is no
-            part of the plan: another seed costs no compilation.
+            part of the plan: another seed costs no compilation. By default that of `af.seed`, or 0.
         max_plans: input signatures per model before a CompileError says that shapes keep changing.
         accumulate: batches per step; the update uses the mean of their gradients, and the outputs
             of a step are the means of theirs, element by element.
@@ -213,7 +214,7 @@ class JobOptions:
     optimizer: Optimizer | OptimizerPart | Sequence[OptimizerPart] | None = None
     train: bool = True
     trainable: Patterns | None = None
-    seed: int = field(default=0, metadata={"rule": IntRange(0, (1 << 63) - 1)})
+    seed: int | None = field(default=None, metadata={"rule": SEEDS})
     max_plans: int = field(default=4, metadata={"rule": IntRange(1, 1 << 30)})
     accumulate: int = field(default=1, metadata=_TOGETHER)
     clip_norm: float | None = None

@@ -19,6 +19,7 @@ import numpy as np
 from actorflow.checkpoint.errors import CheckpointError, Every
 from actorflow.data import DataError, DataSource
 from actorflow.data.source import checked_spec
+from actorflow.environment.default_seed import SEEDS
 from actorflow.environment.option_values import IntRange, OneOfValues, check_fields
 from actorflow.nn.module import Module
 from actorflow.options.job_options import JobOptions
@@ -350,7 +351,7 @@ class RunSpec:
     on_nan: str = RAISE
     on_save_error: str = field(default="raise", metadata={"rule": OneOfValues(("raise", "warn"))})
     progress: bool = True
-    seed: int | None = field(default=None, metadata={"rule": IntRange(0, (1 << 63) - 1)})
+    seed: int | None = field(default=None, metadata={"rule": SEEDS})
     on_step: OnStep | None = None
     evaluation: Evaluation | None = None
     plan_options: PlanOptions = field(init=False, repr=False)

@@ -16,7 +16,7 @@ import numpy as np
 
 from actorflow.compile.plan_facts import batch_fields, batch_parts, batch_slots, snapshot_rate
 from actorflow.data import DataError, DataSource, check_batch
-from actorflow.data.source import Part, filler_of, is_plain_array
+from actorflow.data.source import Part, filler_of, plain_array
 from actorflow.distributed.distributed_run import DistributedRun
 from actorflow.environment.settings import logger
 from actorflow.options.run_spec import Metrics, StopTraining, reason_of
@@ -441,14 +441,16 @@ class DataPort:
         fields: Mapping[str, Any] = batch if isinstance(batch, (dict, Mapping)) else {}
         for name, view in views.items():
             array: Any = fields.get(name)
+            if type(array) is not np.ndarray:
+                array = plain_array(array)
             if (
                 # Types are compared here first; `check_batch`, which words the error, runs only for
                 # a wrong batch.
-                not is_plain_array(array)
+                array is None
                 or array.shape != self._types[name].shape
                 or array.dtype != self._dtypes[name]
             ):
-                came = {name: batch[name]} if array is not None else batch
+                came = {name: fields[name]} if name in fields else batch
                 check_batch(came, {name: self._types[name]}, self._lines[name])
             np.copyto(view, array[self._parts[name]] if name in self._parts else array)
 

@@ -108,7 +108,7 @@ def initial_value(
         return np.ascontiguousarray(whole[own])
     if kind == "given":
         raise CompileError(
-            f"buffer {name!r} began with an array that the model has, and no initialiser: give this"
+            f"{name!r} began with an array that the model has, and no initialiser: give this"
             " run the model's values"
         )
     raise CompileError(

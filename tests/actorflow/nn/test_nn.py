@@ -19,11 +19,14 @@ class Model(nn.Module):
     ("path", "array"),
     [
         ("emb.weight", np.zeros((9, 8), np.float32)),
-        ("blocks.1.attn.qkv.weight", np.zeros((24, 8), np.float16)),
-        ("blocks.0.norm1.weight", np.zeros(8)),
+        ("blocks.1.attn.qkv.weight", np.zeros((24, 8), np.int32)),
+        ("blocks.0.norm1.weight", np.full(8, 1e300)),
+        ("blocks.0.norm2.weight", np.ma.zeros(8, dtype=np.float32)),
+        ("blocks.0.mlp.up.weight", np.zeros((8, 32), np.float32)),
         ("heads.a.bias", [0.0, 0.0, 0.0]),
         ("heads.b.weight", np.float32(1.0)),
-        ("seen", np.zeros((), np.int32)),
+        ("seen", np.zeros((), np.float32)),
+        ("seen", np.zeros((), np.uint64)),
     ],
 )
 def test_what_does_not_fit_is_named_by_its_path_and_nothing_is_loaded(path, array):
@@ -109,7 +112,7 @@ def test_loading_is_strict_about_names_shapes_and_dtypes():
     with raises(CompileError):
         model.load({**good, "extra": good["bias"]})
     with raises(CompileError):
-        model.load({**good, "weight": np.ones((3, 2))})
+        model.load({**good, "weight": np.ones((3, 2), bool)})
 
 
 def test_an_array_that_nobody_can_write_into_is_taken_and_any_other_copied():
