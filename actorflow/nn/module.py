@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 import numpy as np
 
-from actorflow.nn.lease import ParameterStorage, assign_values, fill, frozen, newest
+from actorflow.environment.default_seed import SEEDS, default_seed
+from actorflow.nn.lease import ParameterStorage, fill, frozen, newest
 from actorflow.nn.parameter import Buffer, ModelTensor, Parameter
 from actorflow.tensor.initial_values import initial_value
 from actorflow.tensor.tensor import MODULE_HINTS, unsupported_attribute, validate_arguments
 from actorflow.tensor.tracer import current_trace, find_source
 from compiler.contract.errors import CompileError
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+    from actorflow.nn.weights import LoadReport, Rename, Source
 
 V = TypeVar("V")
 
@@ -172,40 +179,103 @@ class Module:
 
         The arrays never change. Callable from any thread. While a run trains the model they are
         those after its last finished step, all after the same one: in `on_step` and `on_result` of
-        one process that of the call, in a loop over `stream` perhaps a later one. Raises
-        CompileError before the first run of a job has given the model its first values.
+        one process that of the call, in a loop over `stream` perhaps a later one. A model that no
+        run has trained and nothing was loaded into gets its first values now, as by `init()`.
+        Raises CompileError while a run begins that is about to make them.
         """
         cells = self.cells()
         arrays = newest(cells)
-        missing = next((path for path in cells if path not in arrays), None)
-        if missing is not None:
-            raise CompileError(
-                f"{missing!r} has no data yet: it is initialised by the first run of a job"
-            )
+        if len(arrays) < len(cells):
+            begun = next((p for p in cells if p not in arrays and cells[p].lease is not None), None)
+            if begun is not None:
+                raise CompileError(
+                    f"{begun!r} has no data yet: the run that trains it makes its first values when"
+                    " it begins. Read them after its first step, or call init() before the run"
+                )
+            initialise(self, default_seed())
+            arrays = newest(cells)
         return arrays
 
-    def load(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Set all that `state()` has by path to copies; a run has them in its next step.
+    def init(self, seed: int | None = None) -> Self:
+        """Give the model its first values, which follow from the seed and each path; return it.
 
-        All or none; callable from any thread. Raises CompileError for missing or unknown names, and
-        for wrong types.
+        Otherwise the first run of a job gives them, from the job's seed, or the first `state()`,
+        from that of `af.seed`, which is 0 unless it is set. The same seed gives the same values
+        wherever it is said. Raises CompileError for a model that has such values, or is about to
+        get them from a run that begins.
         """
-        if not isinstance(arrays, Mapping):
+        seed = default_seed() if seed is None else seed
+        if expected := SEEDS.expected(seed):
+            raise CompileError(f"{find_source()}: seed must be {expected}, got {seed!r}")
+        stored = {p: s for p, s in self.named_stored() if s.is_drawn}
+        present = newest({path: s.cell for path, s in stored.items()})
+        taken = next((p for p, s in stored.items() if p in present or s.cell.lease), None)
+        if taken is not None:
             raise CompileError(
-                f"{find_source()}: cannot load {type(self).__name__}: expected arrays by path, as"
-                f" state() returns them, got {type(arrays).__name__}"
+                f"{find_source()}: {taken!r} has values already, from a run, a load or an earlier"
+                " read, which init would not change; make a new model, or call init first"
             )
-        by_path = dict(self.named_stored())
-        missing = [name for name in by_path if name not in arrays]
-        unknown = [name for name in arrays if name not in by_path]
-        if missing or unknown:
-            raise CompileError(
-                f"{find_source()}: cannot load {type(self).__name__}:"
-                f" missing {missing or 'nothing'}, unknown {unknown or 'nothing'}"
-            )
-        assign_values(
-            {stored.cell: stored.checked(arrays[path], path) for path, stored in by_path.items()}
+        initialise(self, seed)
+        return self
+
+    def load(
+        self,
+        source: Source,
+        *,
+        strict: bool = True,
+        rename: Rename | None = None,
+        dtype: str | None = None,
+    ) -> LoadReport:
+        r"""Set the values of `state()`, all or none; a run has them in its next step.
+
+        Callable from any thread. Memory, beside the values until now: a copy of what is loaded.
+
+        Args:
+            source: arrays by path, of numpy or of another library (a `state_dict` of torch); or the
+                path of what `af.load` reads: a safetensors file, an index of shards, a directory,
+                a run. Floats of any dtype are cast to that of the parameter.
+            strict: False permits paths without values, which keep theirs, and names without a path.
+                A wrong shape is an error in any case, and so is a source of which nothing fits.
+            rename: how names become paths: a dict of regular expressions and what takes their
+                place, each in turn, such as {r"^transformer\.": ""}; or a function of the name,
+                which returns None for what is to be left out. A shared parameter may come under any
+                of its paths.
+            dtype: of the model's floats from now on, such as "float64"; their own by default.
+
+        Returns what was loaded, missing and unused. Raises CompileError for what does not fit, with
+        the likeliest rename, and CheckpointError for what cannot be read.
+        """
+        from actorflow.nn.weights import load_values  # 20 ms
+
+        return load_values(
+            dict(self.named_stored()),
+            source,
+            owner=type(self).__name__,
+            item_at=lambda path: _item_at(self, path),
+            strict=strict,
+            rename=rename,
+            dtype=dtype,
         )
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dtype: str | None = None,
+        shard_bytes: int | None = None,
+    ) -> Path:
+        """Write the values of `state()` as safetensors, durably; see `checkpoint.weights.save`.
+
+        Args:
+            path: a file `NAME.safetensors`, or a directory, which gets `model.safetensors`.
+            dtype: that floats are cast to, such as "bfloat16"; their own by default.
+            shard_bytes: the most bytes of a file; above it there are shards, and an index.
+
+        Returns the file, or the index. Raises CheckpointError where it cannot be written.
+        """
+        from actorflow.checkpoint.weights import save  # 20 ms
+
+        return save(self.state(), path, dtype, shard_bytes)
 
     def cells(self) -> dict[str, ParameterStorage]:
         """Return the storage of each value of `state()`, by path; for code that runs plans."""
@@ -284,6 +354,21 @@ def _inside_its_scope(call: Callable[..., Any]) -> Callable[..., Any]:
             return call(self, *args, **kwargs)
 
     return scoped
+
+
+def _item_at(item: Any, path: str) -> object:
+    """Return what lies at a path, of the several that a shared part has; None for nothing.
+
+    A key of a dict may have dots in it, so each beginning that is a name is tried.
+    """
+    if not path:
+        return item
+    for name, _, child in _children(item):
+        if path == name or path.startswith(f"{name}."):
+            found = _item_at(child, path[len(name) + 1 :])
+            if found is not None:
+                return found
+    return None
 
 
 def _walk(root: Module, prefix: str) -> Iterator[tuple[str, Module | ModelTensor]]:

@@ -128,7 +128,7 @@ def test_an_array_that_nobody_can_write_into_is_taken_and_any_other_copied():
     assert not np.shares_memory(layer.weight.data, window)
 
 
-@pytest.mark.parametrize("came", ["abc", [1.0, 2.0], None])
+@pytest.mark.parametrize("came", [3, [1.0, 2.0], None])
 def test_what_is_no_array_is_no_value_of_a_parameter(came):
     layer = nn.Linear(2, 1)
     with raises(CompileError):
@@ -137,9 +137,51 @@ def test_what_is_no_array_is_no_value_of_a_parameter(came):
         layer.load(came)
 
 
-def test_state_before_the_first_run_is_an_error_that_says_so():
+def test_a_model_that_is_read_before_any_run_has_the_first_values_of_that_run():
+    @af.job(train=False)
+    def job(model, batch):
+        return {"y": model(batch.x)}
+
+    read, run = nn.Linear(2, 3), nn.Linear(2, 3)
+    x = np.eye(2, dtype=np.float32)
+    weight, bias = read.state().values()
+    np.testing.assert_allclose(job.step(run, {"x": x})["y"], x @ weight.T + bias, rtol=1e-6)
+    assert run.state()["weight"].tobytes() == weight.tobytes()
+    assert nn.Linear(2, 3).init(0).state()["weight"].tobytes() == weight.tobytes()
+
+
+def test_a_seed_of_its_own_or_of_the_process_decides_the_first_values():
+    def weight(model):
+        return model.state()["weight"].tobytes()
+
+    default, one = weight(nn.Linear(2, 3)), weight(nn.Linear(2, 3).init(1))
+    assert default != one
+    af.seed(1)
+    try:
+        assert weight(nn.Linear(2, 3)) == one
+        assert weight(nn.Linear(2, 3).init(0)) == default
+        trained = nn.Linear(2, 3)
+        step = af.job(lambda m, b: m(b.x).sum(), optimizer=af.optim.SGD(0.0))
+        step.step(trained, {"x": np.ones((1, 2), np.float32)})
+        assert weight(trained) == one
+    finally:
+        af.seed(0)
+
+
+def test_what_has_values_is_not_given_first_ones():
+    model = nn.BatchNorm1d(2).init(3)  # whose buffers have values from the start
     with raises(CompileError):
-        nn.Linear(2, 3).state()
+        model.init(3)
+    loaded = nn.Linear(2, 3)
+    loaded.bias.data = np.ones(3, np.float32)
+    with raises(CompileError):
+        loaded.init()
+    np.testing.assert_array_equal(loaded.state()["bias"], [1, 1, 1])
+    for wrong in (-1, 1.5, 1 << 63):
+        with raises(CompileError):
+            nn.Linear(2, 3).init(wrong)
+        with raises(CompileError):
+            af.seed(wrong)
 
 
 def test_nodes_know_the_module_they_were_made_in(traced):
