@@ -6,6 +6,8 @@ parameter is a tensor of the traced graph; its values lie in a cell, which a tra
 module.py           `Module`: the tree, its paths, state and load
 parameter.py        `Parameter`, which the optimizer changes, and `Buffer`, which the job may change
 init.py             af.nn.init: how parameters begin
+weights.py          weights from elsewhere, matched with the paths of a model
+adapters.py         `lora`: low-rank adapters of linear layers
 lease.py            who has the values: the parameter, or one training run at a time
 function_layers.py  `FunctionLayer`: activations, losses, pools and resizing as layers
 layers.py           Linear, Embedding, dropouts, Sequential and other containers, convolutions
@@ -14,12 +16,14 @@ recurrent.py        RNN, LSTM, GRU and their cells
 attention.py        MultiheadAttention, and how ranks share the heads of a block
 transformer.py      Attention, MLP, SwiGLU, blocks, and torch's encoder and decoder
 
-May import actorflow.functional, actorflow.tensor, actors.machine (errors alone), compiler.contract,
-compiler.graph and compiler.ops.primitives. Must not import a run: lease.py states what it asks of
-one. Begin reading at module.py.
+May import actorflow.functional, actorflow.tensor, actorflow.environment, actorflow.checkpoint,
+actors.machine (errors alone), compiler.contract, compiler.graph and compiler.ops.primitives. Must
+not import a run: lease.py states what it asks of one. Begin reading at module.py.
 """
 
 from actorflow.nn import init as init
+from actorflow.nn.adapters import LoRA as LoRA
+from actorflow.nn.adapters import lora as lora
 from actorflow.nn.attention import MultiheadAttention as MultiheadAttention
 from actorflow.nn.function_layers import CELU as CELU
 from actorflow.nn.function_layers import ELU as ELU
