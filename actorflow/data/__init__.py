@@ -11,6 +11,8 @@ May import compiler.contract, and nothing else of actorflow: data knows neither 
 Begin reading at source.py: the protocol is all that a run asks of a source.
 """
 
+from typing import TYPE_CHECKING, NoReturn
+
 from actorflow.data.arrays import ArraySource
 from actorflow.data.source import (
     Batch,
@@ -40,3 +42,12 @@ __all__ = [
     "items_of",
     "spec_of",
 ]
+
+if not TYPE_CHECKING:  # which would take any attribute for one that is there
+
+    def __getattr__(name: str) -> NoReturn:
+        """Say what there is in place of torch's loaders."""
+        is_torchs = name in ("DataLoader", "Dataset", "TensorDataset", "IterableDataset")
+        mend = "; af.data.ArraySource(arrays, batch=...) gives batches of arrays, and from_iterable"
+        mend += " those of any loader (docs/data.md)"
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{mend * is_torchs}")

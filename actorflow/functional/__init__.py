@@ -74,6 +74,7 @@ from actorflow.functional.reduce import *
 from actorflow.functional.sampling import *
 from actorflow.functional.sequence import *
 from actorflow.functional.shape import *
+from actorflow.tensor.habits import accept_habits
 from actorflow.tensor.tensor import METHODS, Tensor, as_tensor, checked_axis, validate_arguments
 
 __all__: list[str] = []
@@ -95,10 +96,10 @@ __all__ += sampling.__all__
 __all__ += sequence.__all__
 __all__ += shape.__all__
 for _name in __all__:  # so that functions of the files call one another unchecked
-    globals()[_name] = validate_arguments(globals()[_name])
+    globals()[_name] = accept_habits(validate_arguments(globals()[_name]))
 for _module in (fft, linalg):  # name spaces, af.fft.rfft: their names would hide others
     for _name in _module.__all__:
-        setattr(_module, _name, validate_arguments(getattr(_module, _name)))
+        setattr(_module, _name, accept_habits(validate_arguments(getattr(_module, _name))))
 
 
 # The table METHODS of `Tensor` is filled here, as `tensor` may not import functions. A function is

@@ -6,6 +6,7 @@ parameter is a tensor of the traced graph; its values lie in a cell, which a tra
 module.py           `Module`: the tree, its paths, state and load
 parameter.py        `Parameter`, which the optimizer changes, and `Buffer`, which the job may change
 init.py             af.nn.init: how parameters begin
+functional.py       actorflow.functional under torch's name
 weights.py          weights from elsewhere, matched with the paths of a model
 adapters.py         `lora`: low-rank adapters of linear layers
 lease.py            who has the values: the parameter, or one training run at a time
@@ -21,6 +22,7 @@ actors.machine (errors alone), compiler.contract, compiler.graph and compiler.op
 not import a run: lease.py states what it asks of one. Begin reading at module.py.
 """
 
+from actorflow.nn import functional as functional
 from actorflow.nn import init as init
 from actorflow.nn.adapters import LoRA as LoRA
 from actorflow.nn.adapters import lora as lora

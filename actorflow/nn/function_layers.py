@@ -13,6 +13,7 @@ from actorflow import functional
 from actorflow.functional.convolution import Sizes
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
+from actorflow.tensor.habits import hints
 from actorflow.tensor.literals import checked_number, checked_size
 from actorflow.tensor.tensor import Tensor
 from actorflow.tensor.tracer import find_source
@@ -48,6 +49,7 @@ class FunctionLayer(Module):
         except TypeError as error:
             raise CompileError(
                 f"{find_source()}: {type(self).__name__}: {error}; it takes {self._held}"
+                f"{hints(kwargs.keys() - self._held.parameters.keys())}"
             ) from None
         vars(self).update(bound.arguments)
 

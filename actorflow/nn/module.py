@@ -16,6 +16,7 @@ import numpy as np
 from actorflow.environment.default_seed import SEEDS, default_seed
 from actorflow.nn.lease import ParameterStorage, fill, frozen, newest
 from actorflow.nn.parameter import Buffer, ModelTensor, Parameter
+from actorflow.tensor.habits import accept_habits
 from actorflow.tensor.initial_values import initial_value
 from actorflow.tensor.tensor import MODULE_HINTS, unsupported_attribute, validate_arguments
 from actorflow.tensor.tracer import current_trace, find_source
@@ -97,7 +98,7 @@ class Module:
         if cls.__module__.startswith("actorflow.nn."):  # what a user's modules take is theirs
             for name in ("__init__", "__call__"):
                 if name in cls.__dict__:
-                    setattr(cls, name, validate_arguments(cls.__dict__[name]))
+                    setattr(cls, name, accept_habits(validate_arguments(cls.__dict__[name])))
         # Each class wraps only the `__call__` that it defines itself, so an inherited one is
         # wrapped once.
         if "__call__" in cls.__dict__:

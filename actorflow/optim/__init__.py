@@ -13,6 +13,8 @@ compiler.ops.{families, language}. Begin reading at recipes.py: a new optimizer 
 `RecipeOptimizer` with its settings and one method.
 """
 
+from typing import TYPE_CHECKING
+
 from actorflow.optim.optimizers import EMA as EMA
 from actorflow.optim.optimizers import LAMB as LAMB
 from actorflow.optim.optimizers import SGD as SGD
@@ -41,3 +43,7 @@ from actorflow.optim.schedules import polynomial as polynomial
 from actorflow.optim.schedules import step as step
 from actorflow.optim.schedules import warmup as warmup
 from actorflow.optim.schedules import wsd as wsd
+from actorflow.tensor.habits import OPTIM_HINTS, hinting
+
+if not TYPE_CHECKING:  # which would take any attribute for one that is there
+    __getattr__ = hinting(__name__, OPTIM_HINTS)

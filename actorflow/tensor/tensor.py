@@ -59,8 +59,21 @@ MODULE_HINTS = {
     " @af.job(optimizer=af.optim.Adam(1e-3))",
     **dict.fromkeys(("train", "eval", "training"), _MODE),
     **dict.fromkeys(("to", "cuda", "cpu"), _PLACE),
-    "state_dict": "state() returns the arrays by path",
-    "load_state_dict": "load(arrays) takes the arrays by path",
+    "state_dict": "state() returns the arrays by path, and save(path) writes them",
+    "load_state_dict": "load(arrays_or_path) takes the arrays by path",
+    **dict.fromkeys(
+        ("modules", "children", "named_children"),
+        "named_modules() has this module and"
+        " all below it with their paths; vars(module) has its own parts",
+    ),
+    "buffers": "named_buffers() has them with their paths",
+    "apply": "write for path, module in model.named_modules(): ...",
+    **dict.fromkeys(
+        ("double", "half", "float", "bfloat16"),
+        "model.load(model.state(), dtype="
+        "'float64') changes the dtype, and @af.job(precision='bf16') that of the computation",
+    ),
+    "reset_parameters": "make a new model; init(seed) says from which seed its values are",
     "zero_grad": "each step has its own gradients",
     "register_buffer": "write self.name = nn.Buffer(...)",
     "register_parameter": "write self.name = nn.Parameter(...)",
@@ -68,10 +81,18 @@ MODULE_HINTS = {
 }
 PACKAGE_HINTS = {
     **dict.fromkeys(("no_grad", "inference_mode"), f"x.detach() stops gradients; {_MODE}"),
-    "manual_seed": "write @af.job(seed=0)",
+    "manual_seed": "write af.seed(0), or @af.job(seed=0)",
     "empty": "write af.zeros, which costs nothing until it is written over",
     **dict.fromkeys(("from_numpy", "as_tensor"), "numpy arrays are taken as they are"),
-    **dict.fromkeys(("save", "load"), "fit(checkpoint=...), model.state() and model.load() do it"),
+    "save": "model.save(path) writes weights, and fit(checkpoint=...) a run",
+    **dict.fromkeys(
+        ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8"),
+        "dtypes are texts, as numpy takes them: dtype='float32'",
+    ),
+    **dict.fromkeys(("float", "double", "half", "long"), "write x.to('float32') and the like"),
+    "cuda": _PLACE,
+    "utils": "sources of batches are in af.data, and af.data.ArraySource takes arrays",
+    "Generator": "random numbers follow from the seed of the job: @af.job(seed=0)",
 }
 
 
@@ -388,7 +409,8 @@ def _recorded(what: str) -> Trace:
     if trace is None:
         raise CompileError(
             f"{find_source()}: {what} was called outside of a job; call it inside a function"
-            " decorated with @af.job"
+            " decorated with @af.job. Outside of one values are numpy's:"
+            " nn.Parameter(np.zeros((3, 4), np.float32)), or nn.Parameter((3, 4), 'zeros')"
         )
     return trace
 

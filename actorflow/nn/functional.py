@@ -1,0 +1,4 @@
+"""`actorflow.functional` under torch's name: `import actorflow.nn.functional as F`."""
+
+from actorflow.functional import *  # noqa: F403  # its own __all__ says what
+from actorflow.functional import __all__ as __all__
