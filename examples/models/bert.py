@@ -1,12 +1,18 @@
 """BERT (Devlin et al., 2018) with its head for masked words: names of the published checkpoints."""
 
-import numpy as np
-
 import actorflow as af
 from actorflow import nn
 from models.first_values import small_linear
 
 STD, EPS = 0.02, 1e-12
+
+UNUSED = (
+    "bert.pooler.",
+    "bert.embeddings.position_ids",
+    "cls.seq_relationship.",
+    "cls.predictions.decoder.",
+)
+"""What published checkpoints have besides; the decoder is the table of words."""
 
 
 class Embeddings(nn.Module):
@@ -97,11 +103,14 @@ class BertForMaskedLM(nn.Module):
             h = af.embedding(places, h.flatten(0, 1))
         return self.cls["predictions"](h, embeddings.word_embeddings.weight)
 
-    def load_published(self, arrays):
-        """Load what a published checkpoint has, by name, without its pooler and second head.
+    def load_published(self, source):
+        """Load a published checkpoint by name: a file or arrays, without pooler and second head.
 
-        The oldest checkpoints call a norm's weight gamma and its bias beta.
+        The oldest checkpoints call a norm's weight gamma and its bias beta; return a report.
         """
-        arrays = {n.replace("gamma", "weight").replace("beta", "bias"): arrays[n] for n in arrays}
-        own = {path for path, _ in self.named_parameters()}
-        self.load({n: np.asarray(a, np.float32) for n, a in arrays.items() if n in own})
+
+        def path(name):
+            name = name.replace("gamma", "weight").replace("beta", "bias")
+            return None if name.startswith(UNUSED) else name
+
+        return self.load(source, rename=path)

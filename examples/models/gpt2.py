@@ -1,7 +1,5 @@
 """GPT-2 (Radford et al., 2019): names, layouts and first values of the published checkpoints."""
 
-import numpy as np
-
 import actorflow as af
 from actorflow import nn
 
@@ -74,8 +72,15 @@ class GPT2(nn.Module):
             h = block(h)
         return af.linear(self.ln_f(h), self.wte.weight)
 
-    def load_published(self, arrays):
-        """Load what a published checkpoint has, by name: its masks and its second head are left."""
-        arrays = {name.removeprefix("transformer."): array for name, array in arrays.items()}
-        own = {path for path, _ in self.named_parameters()}
-        self.load({n: np.asarray(a, np.float32) for n, a in arrays.items() if n in own})
+    def load_published(self, source):
+        """Load a published checkpoint by name: a file or arrays, without masks; return a report.
+
+        Some have a prefix before each name, and some the table of words as the head, too.
+        """
+
+        def path(name):
+            name = name.removeprefix("transformer.")
+            is_mask = name.endswith((".attn.bias", ".attn.masked_bias")) or name == "lm_head.weight"
+            return None if is_mask else name
+
+        return self.load(source, rename=path)

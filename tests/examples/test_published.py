@@ -1,5 +1,8 @@
 """Models are those that were published: their sizes, the names of their weights, and the starts."""
 
+import json
+import struct
+
 import numpy as np
 import pytest
 from error_texts import raises
@@ -37,6 +40,36 @@ def test_a_checkpoint_of_gpt2_is_loaded_without_its_masks_and_its_second_head():
     published["lm_head.weight"] = arrays["wte.weight"]
     model.load_published(published)
     assert all((model.state()[name] == array).all() for name, array in arrays.items())
+
+
+def in_halves(array):
+    """The bits of bfloat16 numbers, of which float32 ones keep their upper half."""
+    return (array.view(np.uint32) >> 16).astype("<u2")
+
+
+def test_published_shards_of_gpt2_in_bfloat16_are_loaded_from_their_folder(tmp_path):
+    model = GPT2(vocab=11, length=8, width=8, layers=2, heads=2)
+    arrays = drawn(model)
+    names = sorted(arrays)
+    weight_map = {}
+    for number, shard in enumerate((names[:9], names[9:]), start=1):
+        file = f"model-0000{number}-of-00002.safetensors"
+        header, payload = {"__metadata__": {"format": "pt"}}, b""
+        for name in shard:
+            begin, bits = len(payload), in_halves(arrays[name]).tobytes()
+            place = {"shape": arrays[name].shape, "data_offsets": [begin, begin + len(bits)]}
+            header[f"transformer.{name}"] = {"dtype": "BF16", **place}
+            payload += bits
+            weight_map[f"transformer.{name}"] = file
+        text = json.dumps(header).encode()
+        (tmp_path / file).write_bytes(struct.pack("<Q", len(text)) + text + payload)
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    report = model.load_published(tmp_path)
+    assert (report.missing, report.unused) == ((), ())
+    for name, array in arrays.items():
+        words = in_halves(array).astype(np.uint32) << 16
+        assert model.state()[name].tobytes() == words.tobytes()
 
 
 def test_a_checkpoint_that_lacks_a_weight_is_refused_by_name():
