@@ -59,6 +59,13 @@ def test_the_code_about_onnx_runs_top_to_bottom(run_python):
     run_python("\n".join(blocks_of(ROOT / "docs" / "onnx.md")))
 
 
+def test_the_code_about_weights_runs_top_to_bottom(run_python):
+    blocks = blocks_of(ROOT / "docs" / "weights.md")
+    assert len(blocks) >= 6
+    done = run_python("\n".join(blocks))
+    assert done.stdout.startswith("5 loaded, missing nothing, unused nothing\n")
+
+
 def test_the_code_about_optimizers_runs(run_python):
     run_python("\n".join(blocks_of(ROOT / "docs" / "optimizers.md")))
 
