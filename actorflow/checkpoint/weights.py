@@ -245,9 +245,9 @@ def _is_shard(stem: str, name: str) -> bool:
 def _of_run(directory: Path, step: int | None) -> Mapping[str, Array]:
     reader = CheckpointManager(directory)
     if step is None:
-        loaded = reader.latest(boxes=_model_boxes)
+        loaded = reader.latest(boxes=model_boxes)
     else:
-        loaded = reader.load(step, boxes=_model_boxes)
+        loaded = reader.load(step, boxes=model_boxes)
     if loaded is None:
         raise CheckpointError(f"{directory} has no checkpoint")
     for array in loaded.tensors.values():
@@ -255,7 +255,7 @@ def _of_run(directory: Path, step: int | None) -> Mapping[str, Array]:
     return loaded.tensors
 
 
-def _model_boxes(manifest: Manifest) -> Mapping[str, Box]:
+def model_boxes(manifest: Manifest) -> Mapping[str, Box]:
     """Return all of each tensor of the model: what stands in files of its group."""
     names = {p.tensor for p in manifest.pieces if p.file.startswith(f"{MODEL_GROUP}-")}
     return {

@@ -25,6 +25,7 @@ from actorflow.checkpoint.fs import step_of
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.checkpoint.reader import CheckpointRow
 from actorflow.checkpoint.shard import ShardSpec, TensorPiece, write_pieces
+from actorflow.checkpoint.weights import model_boxes
 from actorflow.compile.extensions import load_plugins
 from actorflow.environment.option_values import parse_bytes
 from actors.kernels.host import catalogue
@@ -255,6 +256,9 @@ def add_ckpt_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("directory", help=_WHERE)
     export.add_argument("file", help="the file to make; it must not exist")
     export.add_argument("--step", type=int, help="export this step of the run, not the newest")
+    export.add_argument(
+        "--model", action="store_true", help="without the optimizer, as model.load takes it"
+    )
     export.set_defaults(command=_export)
 
 
@@ -327,16 +331,18 @@ def _verify(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     manager, step = _chosen(options.directory)
     step = step if options.step is None else options.step
-    loaded = manager.latest() if step is None else manager.load(step)
+    boxes = model_boxes if options.model else None
+    loaded = manager.latest(boxes=boxes) if step is None else manager.load(step, boxes=boxes)
     if loaded is None:
         print(f"no checkpoints in {options.directory}")
         return 1
     path = Path(os.path.abspath(options.file))
     pieces = [
-        TensorPiece(tensor, (0,) * len(tensor.shape), tensor.shape)
+        TensorPiece.of_whole(tensor)
         for tensor in loaded.manifest.tensors
+        if tensor.name in loaded.tensors
     ]
-    spec = ShardSpec(path.name, tuple(pieces))
+    spec = ShardSpec(path.name, tuple(pieces), "pt")
     with writing(path.parent, f"write {path.name}", manager.fs.free_bytes, spec.size_bytes()):
         write_pieces(manager.fs, path.parent, (spec,), loaded.tensors)
     print(

@@ -140,6 +140,23 @@ def test_pieces_that_leave_a_gap_are_not_valid(ckpt, sharded):
     assert "tensor 'w' has 12 elements, and its pieces have 6" in line
 
 
+def test_the_model_is_exported_without_its_optimizer(ckpt, tmp_path):
+    weight, moment = np.arange(4.0), np.ones(4)
+    with CheckpointManager(tmp_path / "run") as manager:
+        manager.save(
+            5, {"model": {"w": weight}, "optim": {"adam_m/w": moment, "step": np.array(5)}}, seed=0,
+            plan_hash="", config={}, data_state=None, data_fingerprint="",
+        )  # fmt: skip
+    file = tmp_path / "w.safetensors"
+    for chosen in ([], ["--step", 5]):
+        code, (line,), _ = ckpt("export", "--model", tmp_path / "run", file, *chosen)
+        assert code == 0
+        assert line.startswith("step 5: 1 tensors in ")
+        (only,) = load_file(file).items()
+        np.testing.assert_array_equal(only[1], weight)
+        file.unlink()
+
+
 def test_whole_tensors_are_exported(ckpt, sharded, tmp_path):
     file = tmp_path / "w.safetensors"
     code, (line,), _ = ckpt("export", sharded, file)
