@@ -86,7 +86,8 @@ def load_values(
     for path, names in by_path.items():
         for name in names:
             array = stored[path].checked(arrays[name], path, types[path])
-            if not np.array_equal(values.setdefault(path, array), array, equal_nan=True):
+            first = values.setdefault(path, array)
+            if first is not array and not np.array_equal(first, array, equal_nan=True):
                 raise CompileError(
                     f"{find_source()}: {names[0]!r} and {name!r} are one {stored[path].kind} of"
                     f" {owner}, {path!r}, and have different values; leave one out by a function"
