@@ -53,7 +53,14 @@ _OF_CALLS = re.compile(
 )
 
 _OF_USER = ("call_trial.py", "calls.py")
-_HANDING_ON = ("literals.py", "module.py", "tensor.py", "option_values.py", "function_layers.py")
+_HANDING_ON = (
+    "literals.py",
+    "habits.py",
+    "module.py",
+    "tensor.py",
+    "option_values.py",
+    "function_layers.py",
+)
 _COUNTING = {("shape.py", "split")}
 """Functions of two forms (`af.split(0)` is a layout), which count their arguments themselves."""
 
