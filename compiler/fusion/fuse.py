@@ -39,7 +39,13 @@ from compiler.contract.program import Kind
 from compiler.contract.spaces import FULL, Space, canonical
 from compiler.contract.types import Phase, ValueId
 from compiler.fusion.join_updates import update_programs
-from compiler.fusion.members import FusionCandidates, Member, deferrable_nodes, emit_kernels
+from compiler.fusion.members import (
+    Found,
+    FusionCandidates,
+    Member,
+    deferrable_nodes,
+    emit_kernels,
+)
 from compiler.fusion.prepare import dense_operands, narrow_broadcasts, stage_reductions
 from compiler.fusion.recompute_cheap import recompute_cheap
 from compiler.graph.graph import Graph, Node, consumers
@@ -208,17 +214,38 @@ def run(graph: Graph, *, ends_at_saved: bool = False) -> Graph:
 
 
 def fuse_launches(
-    graph: Graph, *, ends_at_saved: bool = False, finishes: FinishesOf = no_finishes
+    graph: Graph,
+    *,
+    ends_at_saved: bool = False,
+    finishes: FinishesOf = no_finishes,
+    joins: bool = True,
 ) -> Graph:
     """Return the graph with clusters in place of the ops that they compute. O(n log n).
+
+    Where nothing `joins`, each op is a launch of its own.
 
     `ends_at_saved` ends forward clusters at whole tensors that the backward pass keeps: what is
     computed of these may then run again from them alone, without the products before them. It does
     not end those that kernels of products go on from, as their devices' `finishes` say.
     """
     members = FusionCandidates(graph)
-    clusters = find_clusters(members, ends_at_saved=ends_at_saved, finishes=finishes)
-    return emit_kernels(members, [(cluster.space, cluster.members) for cluster in clusters])
+    if joins:
+        found = find_clusters(members, ends_at_saved=ends_at_saved, finishes=finishes)
+        clusters: list[Found] = [(cluster.space, cluster.members) for cluster in found]
+    else:
+        clusters = _lone_clusters(members)
+    return emit_kernels(members, clusters)
+
+
+def _lone_clusters(members: FusionCandidates) -> list[Found]:
+    """Return a cluster for each node that a program computes."""
+    clusters: list[Found] = []
+    for index, is_launch in enumerate(members.storage.is_launch):
+        space = members.natural_space(index) if is_launch else None
+        member = None if space is None else members.fit(index, space, {})
+        if space is not None and member is not None:
+            clusters.append((space, [member]))
+    return clusters
 
 
 def find_clusters(
