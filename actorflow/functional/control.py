@@ -19,9 +19,9 @@ from actorflow.tensor.tensor import Tensor, as_tensor
 from actorflow.tensor.tracer import (
     InitSpec,
     Trace,
-    current_trace,
     find_source,
     recording,
+    require_trace,
     source_of,
 )
 from compiler.contract.attrs import Attrs, AttrValue
@@ -253,7 +253,7 @@ def scan(
     Returns the last carry, and the ys of all steps, stacked along a new first axis.
     Raises CompileError with the user's line.
     """
-    trace = _tracing("af.scan")
+    trace = require_trace("af.scan")
     firsts = [as_tensor(leaf) for leaf in tree_leaves(init, "init")]
     stacks = [as_tensor(leaf) for leaf in tree_leaves(xs, "xs")]
     steps = _length(stacks, length)
@@ -306,7 +306,7 @@ def cond(
 
     Raises CompileError with the user's line.
     """
-    trace = _tracing("af.cond")
+    trace = require_trace("af.cond")
     flag = as_tensor(pred, DType.BOOL)
     if flag.type != TensorType(DType.BOOL, ()):
         raise CompileError(
@@ -360,7 +360,7 @@ def while_loop(
 
     Raises CompileError with the user's line, also for a GPU without `max_steps`.
     """
-    trace = _tracing("af.while_loop")
+    trace = require_trace("af.while_loop")
     firsts = [as_tensor(leaf) for leaf in tree_leaves(init_val, "init_val")]
     if not firsts:
         raise CompileError(f"{find_source()}: af.while_loop needs at least one tensor to work on")
@@ -442,16 +442,6 @@ def _with_one_list(
         body = one.inner.body(one.results)
         bodies.append(prune_body(body, [*range(len(given)), *positions], range(len(one.results))))
     return [*[t._value_in(trace) for t in given], *captures], bodies
-
-
-def _tracing(what: str) -> Trace:
-    trace = current_trace()
-    if trace is None:
-        raise CompileError(
-            f"{find_source()}: {what} was called outside of a job; call it inside a function"
-            " decorated with @af.job"
-        )
-    return trace
 
 
 def _length(stacks: list[Tensor], length: int | None) -> int:

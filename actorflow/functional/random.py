@@ -19,7 +19,7 @@ from actorflow.functional.order import argsort, topk
 from actorflow.functional.reduce import argmax
 from actorflow.tensor.literals import checked_number, checked_size, dtype_named, of_ranks
 from actorflow.tensor.tensor import Operand, Tensor, apply, as_tensor, integers
-from actorflow.tensor.tracer import Trace, current_trace, find_source
+from actorflow.tensor.tracer import Trace, current_trace, find_source, require_trace
 from compiler.contract.attrs import AttrValue
 from compiler.contract.errors import CompileError
 from compiler.contract.types import DType, TensorType
@@ -135,12 +135,7 @@ class _Drawing:
     """Where the numbers of one call come from."""
 
     def __init__(self, shape: tuple[int, ...], what: str) -> None:
-        trace = current_trace()
-        if trace is None:
-            raise CompileError(
-                f"{find_source()}: {what} was called outside of a job; call it inside a function"
-                " decorated with @af.job"
-            )
+        trace = require_trace(what)
         self.trace, self.shape = trace, shape
         self.seed, self.counter = seed_of(trace), _counter(trace)
 

@@ -274,6 +274,10 @@ class ModelTensor(Tensor):
             raise CompileError(f"{find_source()}: a {self.kind} has a value only inside a job")
         return self._value_in(trace)
 
+    def _read(self) -> Array | None:
+        trace = current_trace()
+        return trace.read(self._value_in(trace)) if trace is not None and trace.is_eager else None
+
     @property
     def type(self) -> TensorType:
         """Dtype and shape."""

@@ -22,6 +22,9 @@ from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
 from compiler.contract.types import DType
 
+_SINGLE_BYTES, _SAFE = 4, 1e38
+"""Floats of so many bytes hold all numbers below this."""
+
 
 def scalar(number: bool | int | float, dtype: DType) -> np.ndarray[Any, Any]:
     """Return a Python number in the dtype of its partner. Floats may round, nothing may wrap."""
@@ -30,6 +33,8 @@ def scalar(number: bool | int | float, dtype: DType) -> np.ndarray[Any, Any]:
             f"{find_source()}: a float cannot be combined with {dtype} tensors; convert the"
             " tensor first with .to('float32')"
         )
+    if type(number) is float and dtype.itemsize >= _SINGLE_BYTES and abs(number) < _SAFE:
+        return np.asarray(number, dtype.value)
     if not dtype.is_float:
         if not _holds(dtype, number):
             raise _does_not_fit(number, dtype)

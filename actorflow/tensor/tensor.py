@@ -4,7 +4,8 @@ A `Tensor` has a static dtype and shape and no data. Arithmetic follows numpy's 
 operands of several dtypes are cast to the one they meet in (`actorflow.tensor.literals`). Python
 numbers take the dtype of the other operand, which must hold them, or that of a higher category.
 Sizes and axes are integers, of Python or of numpy. Whatever would need data (`if tensor:`,
-`float(tensor)`, `np.asarray(tensor)`) is a CompileError with the user's line.
+`float(tensor)`, `np.asarray(tensor)`) is a CompileError with the user's line, but for an eager
+tensor, which has its data at once (`actorflow.eager_mode`).
 
 Methods that are functions of `actorflow.functional` are looked up in the table `METHODS`.
 `validate_arguments` holds the arguments of public functions and layers against their annotations.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, TypeVar
@@ -30,8 +31,8 @@ from actorflow.tensor.literals import (
     result_type,
     scalar,
 )
-from actorflow.tensor.tracer import Trace, current_trace, find_source
-from compiler.contract.attrs import Attrs, AttrValue
+from actorflow.tensor.tracer import Trace, find_source, require_trace
+from compiler.contract.attrs import NO_ATTRS, Attrs, AttrValue
 from compiler.contract.errors import CompileError
 from compiler.contract.sbp import Sbp
 from compiler.contract.types import DType, TensorType, ValueId
@@ -44,7 +45,10 @@ from compiler.ops.primitives.shape import CAST
 
 # What users of torch reach for and do not find here, and what they do instead.
 
-_DATA = "a tensor has data only while the plan runs: return it from the job, whose step gives it"
+_DATA = (
+    "a tensor has data only while the plan runs: return it from the job, whose step gives it, or"
+    " call the function by af.eager"
+)
 _GRADIENT = "a job with an optimizer computes gradients itself; af.grad(y, x) has them as tensors"
 _PLACE = "say of the job where it runs: @af.job(device='cuda')"
 _MODE = "say of the job whether it trains: @af.job(train=False) for one that does not"
@@ -104,6 +108,8 @@ def unsupported_attribute(owner: str, name: str, instead: dict[str, str]) -> Att
     return AttributeError(f"{owner} has no attribute {name!r}{mend and '; '}{mend}")
 
 
+Array = np.ndarray[Any, Any]
+
 Operand = Any
 """A Tensor, a Python number or a numpy array."""
 
@@ -133,6 +139,8 @@ class Tensor:
     # __eq__ is elementwise, which would take the hash away.
     __hash__ = object.__hash__
 
+    _known_type: TensorType | None = None
+
     def __init__(self, trace: Trace, value: ValueId) -> None:
         self._trace = trace
         self._value = value
@@ -143,7 +151,9 @@ class Tensor:
     @property
     def type(self) -> TensorType:
         """Dtype and shape."""
-        return self._trace.builder.type_of(self._value)
+        if self._known_type is None:
+            self._known_type = self._trace.builder.type_of(self._value)
+        return self._known_type
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -161,7 +171,11 @@ class Tensor:
         return len(self.type.shape)
 
     def __repr__(self) -> str:
-        return f"Tensor({self.type})"
+        array = self._read()
+        if array is None:
+            return f"Tensor({self.type})"
+        shown = np.array2string(array, separator=", ", prefix="Tensor(")
+        return f"Tensor({shown}, {self.type})"
 
     __add__, __radd__ = _infix(arithmetic.ADD)
     __sub__, __rsub__ = _infix(arithmetic.SUB)
@@ -255,7 +269,7 @@ class Tensor:
         copy is made in every step; the gradient comes back the same way.
         """
         if isinstance(target, str) and is_device_name(target):
-            trace = _recorded("a copy to a device")
+            trace = require_trace("a copy to a device")
             self._value_in(trace)
             to = device_number(trace, target)
             is_there = len(trace.devices) == 1
@@ -270,7 +284,7 @@ class Tensor:
         `x.to_sbp(model=af.split(1))`, or a mapping; see `actorflow.tensor.layouts`. On a batch's
         entry it says which part of it each rank is given.
         """
-        trace = _recorded("a layout")
+        trace = require_trace("a layout")
         return Tensor(trace, laid_out(trace, self._value_in(trace), sbp, axes))
 
     def detach(self) -> Tensor:
@@ -280,28 +294,46 @@ class Tensor:
     def __getattr__(self, name: str) -> Callable[..., Tensor]:
         """Return a function of `actorflow.functional` as a method, where it is one in torch."""
         if name not in METHODS:
+            array = self._read() if name in _READERS else None
+            if array is not None:
+                return partial(_READERS[name], array)
             raise unsupported_attribute(f"{type(self).__name__!r} object", name, TENSOR_HINTS)
         return partial(METHODS[name], self)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *METHODS})
 
-    def __bool__(self) -> NoReturn:
-        raise _no_data("a truth value")
+    def _read(self) -> Array | None:
+        """Return the data of an eager tensor, read-only; None of one that is traced."""
+        return self._trace.read(self._value)
 
-    def __float__(self) -> NoReturn:
-        raise _no_data("a number")
+    def _data(self, what: str, mend: str = "decide with tensors (af.where)") -> Array:
+        array = self._read()
+        if array is None:
+            raise _no_data(what, mend)
+        return array
 
-    def __int__(self) -> NoReturn:
-        raise _no_data("a number")
+    def __bool__(self) -> bool:
+        return bool(self._data("a truth value"))
 
-    def __index__(self) -> NoReturn:
-        raise _no_data("an integer")
+    def __float__(self) -> float:
+        return float(self._data("a number").item())
 
-    def __iter__(self) -> NoReturn:
-        raise _no_data(
-            "an iterator",
-            "af.unbind(x) has its slices; af.map and af.scan run a function over them",
+    def __int__(self) -> int:
+        return int(self._data("a number").item())
+
+    def __index__(self) -> int:
+        return self._data("an integer").__index__()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        mend = "af.unbind(x) has its slices; af.map and af.scan run a function over them"
+        self._data("an iterator", mend)
+        return iter([self[place] for place in range(len(self))])
+
+    def __format__(self, spec: str) -> str:
+        array = self._read() if spec else None
+        return (
+            str(self) if array is None else format(array.item() if not array.ndim else array, spec)
         )
 
     def __setitem__(self, index: object, value: object) -> NoReturn:
@@ -315,15 +347,23 @@ class Tensor:
             raise CompileError(f"{find_source()}: a scalar tensor has no length")
         return self.shape[0]
 
-    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
-        raise _no_data("a numpy array")
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        return np.array(self._data("a numpy array"), dtype)
 
 
-def _no_data(what: str, mend: str = "decide with tensors (af.where)") -> CompileError:
+_READERS: dict[str, Callable[[Array], Any]] = {
+    "item": lambda array: array.item(),
+    "tolist": lambda array: array.tolist(),
+    "numpy": np.array,
+}
+"""Methods of eager tensors, which give Python's or numpy's values."""
+
+
+def _no_data(what: str, mend: str) -> CompileError:
     return CompileError(
         f"{find_source()}: a traced tensor has no data yet, so it cannot become {what}. The job's"
         f" function is traced once and its plan runs many steps: {mend}, or return the tensor from"
-        " the job and look at it afterwards"
+        " the job and look at it afterwards, or call the function by af.eager"
     )
 
 
@@ -345,15 +385,15 @@ def apply_many(op: Op, *operands: Operand, **attrs: AttrValue) -> tuple[Tensor, 
                 " program of its op; make the tensor an operand of it"
             )
         return inlined(op, operands, Attrs(attrs))  # type: ignore[return-value]  # what came, comes
-    trace = _recorded(str(op))
+    trace = require_trace(str(op))
     # A Python number takes the dtype of the first tensor, as in torch.
     partner = next((o.dtype for o in operands if isinstance(o, Tensor)), DType.FLOAT32)
     places = _meeting(op)
     if len(places) > 1 or not partner.is_float:
         op, operands, partner = _alike(op, places, operands, partner)
     values = [_value_of(trace, o, partner) for o in operands]
-    results = trace.emit(op, values, Attrs(attrs))
-    return tuple(Tensor(trace, v) for v in results)
+    results = trace.emit(op, values, Attrs(attrs) if attrs else NO_ATTRS)
+    return tuple([Tensor(trace, v) for v in results])
 
 
 _OF_BOOLS = {arithmetic.ADD: arithmetic.MAXIMUM, arithmetic.MUL: arithmetic.MINIMUM}
@@ -374,6 +414,8 @@ def _alike(
     op: Op, places: tuple[int, ...], operands: tuple[Operand, ...], partner: DType
 ) -> tuple[Op, tuple[Operand, ...], DType]:
     """Return an op on operands of one dtype, cast where they are of several, and that dtype."""
+    if _is_met(places, operands, partner):
+        return op, operands, partner
     values = list(operands)
     places = tuple([i for i in places if i < len(values)])
     for i in places:
@@ -393,6 +435,15 @@ def _alike(
     return _OF_BOOLS.get(op, op) if dtype is DType.BOOL else op, tuple(values), dtype
 
 
+def _is_met(places: tuple[int, ...], operands: tuple[Operand, ...], partner: DType) -> bool:
+    """Whether operands are tensors of one float dtype, as most are, and Python's floats."""
+    met = [operands[i] for i in places if i < len(operands)]
+    tensors = [x for x in met if isinstance(x, Tensor)]
+    is_float = partner.is_float and all([x.dtype is partner for x in tensors])
+    others = [x for x in met if not isinstance(x, Tensor)]
+    return bool(is_float and tensors) and all([type(x) is float for x in others])
+
+
 def as_tensor(operand: Operand, partner: DType = DType.FLOAT32) -> Tensor:
     """Return a tensor as it is, an array as a constant, a number as a constant of `partner`.
 
@@ -400,19 +451,8 @@ def as_tensor(operand: Operand, partner: DType = DType.FLOAT32) -> Tensor:
     """
     if isinstance(operand, Tensor):
         return operand
-    trace = _recorded("a function of tensors")
+    trace = require_trace("a function of tensors")
     return Tensor(trace, _value_of(trace, operand, partner))
-
-
-def _recorded(what: str) -> Trace:
-    trace = current_trace()
-    if trace is None:
-        raise CompileError(
-            f"{find_source()}: {what} was called outside of a job; call it inside a function"
-            " decorated with @af.job. Outside of one values are numpy's:"
-            " nn.Parameter(np.zeros((3, 4), np.float32)), or nn.Parameter((3, 4), 'zeros')"
-        )
-    return trace
 
 
 def _value_of(trace: Trace, operand: Operand, partner: DType) -> ValueId:
@@ -433,8 +473,16 @@ def _value_of(trace: Trace, operand: Operand, partner: DType) -> ValueId:
 
 def _constant(trace: Trace, array: np.ndarray[Any, Any]) -> ValueId:
     dtype = dtype_named(str(array.dtype), "arrays of dtype")
-    attrs = Attrs({"dtype": dtype.value, "shape": array.shape, "data": array.tobytes()})
-    return trace.emit(sources.CONSTANT, [], attrs)[0]
+    make = _attrs_of_constant if array.ndim else _attrs_of_number
+    return trace.emit(sources.CONSTANT, [], make(dtype, array.shape, array.tobytes()))[0]
+
+
+def _attrs_of_constant(dtype: DType, shape: tuple[int, ...], data: bytes) -> Attrs:
+    return Attrs({"dtype": dtype.value, "shape": shape, "data": data})
+
+
+_attrs_of_number = functools.lru_cache(1 << 10)(_attrs_of_constant)
+"""Numbers come again, and so do what they are hashed by."""
 
 
 def checked_axis(tensor: Tensor, axis: object) -> int:

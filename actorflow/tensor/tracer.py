@@ -18,7 +18,7 @@ import hashlib
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -32,10 +32,11 @@ from compiler.contract.attrs import Attrs, PlainValue
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import HOST, Device, Mesh
 from compiler.contract.sbp import Layout
-from compiler.contract.types import TensorType, ValueId
+from compiler.contract.types import Phase, TensorType, ValueId
 from compiler.graph.graph import UNPLACED, UNSTAGED, GraphBuilder, SourceLocation
 from compiler.graph.registry import Op
-from compiler.ops.primitives.sources import INPUT, VARIABLE
+from compiler.ops.families.gradients import emit_gradients
+from compiler.ops.primitives.sources import INPUT, VARIABLE, scalar
 
 # Code is identified by content: never by `id`, which the next object may get, and never by line, as
 # code that only moved is the same.
@@ -203,10 +204,13 @@ def source_of(function: object) -> SourceLocation:
 
 
 def _is_between(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
+    return _is_between_users(frame.f_code.co_filename, str(frame.f_globals.get("__name__")))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_between_users(file: str, module: str) -> bool:
     if file.startswith(OURS):
         return True
-    module = str(frame.f_globals.get("__name__"))
     if file == "<string>":  # the __init__ that a dataclass of ours was given
         return module.split(".")[0] in WINGS
     return is_pythons(file, module)
@@ -245,6 +249,9 @@ class Trace:
         devices: of the job, in order.
         mesh: of the job's ranks; None for one.
     """
+
+    is_eager = False
+    """Whether its tensors have data at once; see `actorflow.eager_mode`."""
 
     def __init__(
         self,
@@ -353,11 +360,33 @@ class Trace:
 
     def captured(self, tensor: Any) -> ValueId:
         """Return a tensor of another trace as a value of this one. Raises CompileError: none is."""
+        source = tensor._trace.source
+        if tensor._trace.is_eager:
+            raise CompileError(
+                f"{find_source()}: a tensor of an eager block (at {source}) is used in a function"
+                " that is traced; give its values, as x.numpy(), or pass it in the batch"
+            )
         raise CompileError(
-            f"{find_source()}: a tensor traced at {tensor._trace.source} is used in another"
+            f"{find_source()}: a tensor traced at {source} is used in another"
             " trace; tensors live only while their job, or the function that they are traced in,"
             " is traced. Return it from there instead"
         )
+
+    def one(self, value: ValueId) -> ValueId:
+        """Return the gradient of a scalar by itself."""
+        b = self.builder
+        with b.like_node(b.producer_of(value), Phase.BACKWARD):
+            return scalar(b, 1.0, b.type_of(value).dtype)
+
+    def gradients(
+        self, seeds: Mapping[ValueId, ValueId], wanted: Sequence[ValueId]
+    ) -> dict[ValueId, ValueId]:
+        """Return the gradients of values, as `emit_gradients` does."""
+        return emit_gradients(self.builder, seeds, wanted)
+
+    def read(self, value: ValueId) -> np.ndarray[Any, Any] | None:
+        """Return what a value holds, read-only; None where it has no data yet."""
+        return None
 
     def assign(self, name: str, variable: ValueId, value: ValueId) -> None:
         """Let a variable have a value from here on, to be kept at the end of the step."""
@@ -394,6 +423,17 @@ _CURRENT: ContextVar[Trace | None] = ContextVar("actorflow_trace", default=None)
 def current_trace() -> Trace | None:
     """Return the trace that is being recorded, or None outside of one."""
     return _CURRENT.get()
+
+
+def require_trace(what: str) -> Trace:
+    """Return the current trace for what computes with tensors. Raises CompileError without one."""
+    trace = current_trace()
+    if trace is None:
+        raise CompileError(
+            f"{find_source()}: {what} was called outside of a job; call it inside a function"
+            " decorated with @af.job, or in a block `with af.eager():`"
+        )
+    return trace
 
 
 @contextmanager

@@ -20,17 +20,22 @@ from actorflow.optim.recipes import claims
 from actorflow.options.job_options import JobOptions, scaled
 from actorflow.tensor.layouts import place_traced
 from actorflow.tensor.tensor import Tensor, as_tensor
-from actorflow.tensor.tracer import Trace, current_trace, find_source, recording, source_of
+from actorflow.tensor.tracer import (
+    Trace,
+    current_trace,
+    find_source,
+    recording,
+    require_trace,
+    source_of,
+)
 from compiler.contract.attrs import NO_ATTRS
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import HOST, Device
 from compiler.contract.types import Phase, TensorType, ValueId
 from compiler.graph.graph import Accumulation, Graph, Output, SourceLocation, Write
 from compiler.graph.target import GRAD_NORM, LOSS_SCALE
-from compiler.ops.families.gradients import emit_gradients
 from compiler.ops.families.updates import ASSIGN, INCREMENT
 from compiler.ops.language.definition import clear_definition_caches
-from compiler.ops.primitives.sources import scalar
 
 Function = Callable[[Any, Any], Any]
 
@@ -65,6 +70,12 @@ def trace_job(
     devices: tuple[Device, ...] = (HOST,),
 ) -> Graph:
     """Return the graph of a job's function. Raises CompileError with the user's line."""
+    outer = current_trace()
+    if outer is not None and outer.is_eager:
+        raise CompileError(
+            f"{find_source()}: job {name!r} was called in an eager block; call it outside, or"
+            " its function in the block"
+        )
     names = {id(stored): path for path, stored in model.named_stored()}
     paths = {id(m): path for path, m in model.named_modules()}
     trace = Trace(
@@ -79,19 +90,24 @@ def trace_job(
     # Definitions may read globals of the user, which may have changed since the last trace.
     clear_definition_caches()
     with collector_paused(), recording(trace):
-        returned = function(model, Batch(trace))
-        outputs = _outputs(name, returned, options.losses)
-        b = trace.builder
-        b.outputs = [Output(key, t._value_in(trace)) for key, t in outputs.items()]
-        if options.train:
-            losses = {key: outputs[key] for key in options.losses}
-            _add_update(trace, name, source_of(function), options, model, losses)
-        elif trace.has_drawn:
-            _check_names(model)
-            _count_step(trace)
-        _add_assignments(trace)
+        add_step(trace, name, function, options, model)
         place_traced(trace)
-    return b.freeze()
+    return trace.builder.freeze()
+
+
+def add_step(
+    trace: Trace, name: str, function: Function, options: JobOptions, model: Module
+) -> None:
+    """Call a job's function in a trace, and add what a step does: its outputs, updates, writes."""
+    outputs = _outputs(name, function(model, Batch(trace)), options.losses)
+    trace.builder.outputs = [Output(key, t._value_in(trace)) for key, t in outputs.items()]
+    if options.train:
+        losses = {key: outputs[key] for key in options.losses}
+        _add_update(trace, name, source_of(function), options, model, losses)
+    elif trace.has_drawn:
+        _check_names(model)
+        _count_step(trace)
+    _add_assignments(trace)
 
 
 def _add_update(
@@ -260,19 +276,14 @@ def grad(
     """
     import compiler.pipeline.standard_ops  # noqa: F401  # registers gradients; no business of `import`
 
-    trace = current_trace()
-    if trace is None:
-        raise CompileError(
-            f"{find_source()}: af.grad was called outside of a job; call it inside a function"
-            " decorated with @af.job"
-        )
+    trace = require_trace("af.grad")
     names, tensors = _named(inputs)
     seeds = _seeds(trace, _listed(outputs, "outputs"), grad_outputs)
     values = [
         _float_in(trace, tensor, f"input {name}")
         for name, tensor in zip(names, tensors, strict=True)
     ]
-    gradients = emit_gradients(trace.builder, seeds, values)
+    gradients = trace.gradients(seeds, values)
     for name, value in zip(names, values, strict=True):
         if value not in gradients and not allow_unused:
             raise CompileError(
@@ -325,7 +336,7 @@ def _seeds(trace: Trace, outputs: list[Any], given: Any) -> dict[ValueId, ValueI
         raise CompileError(
             f"{find_source()}: af.grad got {len(outputs)} outputs and {len(flows)} grad_outputs"
         )
-    b, seeds = trace.builder, dict[ValueId, ValueId]()
+    seeds = dict[ValueId, ValueId]()
     for number, (output, flow) in enumerate(zip(outputs, flows, strict=True)):
         value = _float_in(trace, output, f"output {number}")
         if flow is None:
@@ -335,8 +346,7 @@ def _seeds(trace: Trace, outputs: list[Any], given: Any) -> dict[ValueId, ValueI
                     f" {output.type}; reduce it with .sum(), or say with grad_outputs what flows"
                     " into it"
                 )
-            with b.like_node(b.producer_of(value), Phase.BACKWARD):
-                seed = scalar(b, 1.0, output.dtype)
+            seed = trace.one(value)
         else:
             flowing = as_tensor(flow, output.dtype)
             if flowing.type != output.type:
