@@ -73,10 +73,12 @@ if TYPE_CHECKING:
     from actorflow import onnx
     from actorflow.checkpoint.weights import load
     from actorflow.compile.extensions import graph_pass, kernel
+    from actorflow.eager_mode.region import eager
     from actorflow.run.fitting import FitResult, Stopped
     from actorflow.run.runner import Runner
 
 _LATE = {
+    "eager": "actorflow.eager_mode.region",
     "graph_pass": "actorflow.compile.extensions",
     "kernel": "actorflow.compile.extensions",
     "load": "actorflow.checkpoint.weights",
@@ -138,6 +140,7 @@ __all__ = [
     "broadcast",
     "data",
     "device",
+    "eager",
     "fft",
     "grad",
     "graph_pass",

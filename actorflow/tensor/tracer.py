@@ -431,7 +431,8 @@ def require_trace(what: str) -> Trace:
     if trace is None:
         raise CompileError(
             f"{find_source()}: {what} was called outside of a job; call it inside a function"
-            " decorated with @af.job, or in a block `with af.eager():`"
+            " decorated with @af.job, or in a block `with af.eager():`. Values of parameters are"
+            " numpy's: nn.Parameter(np.zeros((3, 4), np.float32)), or nn.Parameter((3, 4), 'zeros')"
         )
     return trace
 
