@@ -17,6 +17,7 @@ UNUSED = {
     "actorflow/data/tokens.py:from_text": "users call it",
     "actorflow/data/tokens.py:batches_per_epoch": "users call it",
     "actorflow/nn/adapters.py:merge": "users call it",
+    "actorflow/jobs/job.py:eager_step": "users call it",
     "actorflow/nn/module.py:named_buffers": "users call it",
     "actorflow/run/report.py:read_metrics": "users call it",
     "actorflow/environment/settings.py:environment_table": "the README is generated from it",

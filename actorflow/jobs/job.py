@@ -79,6 +79,7 @@ from compiler.ops.primitives.sources import OF_MODEL, VARIABLE
 if TYPE_CHECKING:  # kernels, machine and runner are loaded by the first job that compiles or runs
     from actorflow.compile.compiling import JobSpec
     from actorflow.distributed.process_group import ProcessGroup
+    from actorflow.eager_mode.training import EagerModel
     from actorflow.options.run_spec import Metrics
     from actorflow.run.fitting import FitResult
     from actorflow.run.open_model import OpenModel
@@ -102,7 +103,7 @@ class Job:
         self._function = function
         # By cache key. The tables below hold a model weakly: an entry goes when its model does.
         self._plans: dict[str, Plan] = {}
-        self._open: ByIdentity[OpenModel] = ByIdentity()
+        self._open: ByIdentity[OpenModel | EagerModel] = ByIdentity()
         self._fitted: ByIdentity[int] = ByIdentity()
         self._turns: ByIdentity[AbstractContextManager[object]] = ByIdentity()
         self._lock = forkable_lock()
@@ -259,13 +260,37 @@ class Job:
                 opened = self._opened_for(model, spec, opened)
             return opened.step(batches)
 
+    def eager_step(self, model: Module, batch: Mapping[str, Array]) -> Metrics:
+        """Run one step op by op, as `af.eager` does, and return its outputs.
+
+        The function computes with values: print and a debugger show them, and they may decide what
+        it does. Results are, bit by bit, those of a plan without fusion. The state of the optimizer
+        is that of `step`: one goes on where the other has stopped. A step on one batch of a job on
+        the host, in float32. Raises CompileError as `step` does.
+        """
+        from actorflow.eager_mode.region import arrays_of
+        from actorflow.eager_mode.training import EagerJob, EagerModel
+
+        check_model(model)
+        job = EagerJob(self.name, self._function, self.options)
+        job.check(self.devices)
+        arrays = arrays_of(batch)
+        spec_of(arrays, f"{find_source()}: eager_step of job {self.name!r}")
+        with self._turn(model):
+            opened = self._open.get(model)
+            if not isinstance(opened, EagerModel):
+                left = {} if opened is None else opened.close()
+                self._open.pop(model)
+                opened = self._open.set(model, EagerModel(job, model, left))
+            return opened.step([arrays])
+
     def averages(self, model: Module) -> dict[str, Array]:
         """Return the averages of the weights that `step` trains, by path; none without an `ema`.
 
         `model.load(model.state() | job.averages(model))` gives them to the model.
         """
         opened = self._open.get(model)
-        return {} if opened is None else averages_in(opened.runner.variables())
+        return {} if opened is None else averages_in(opened.variables())
 
     def close(self, model: Module) -> None:
         """End a plan that `step` opened for this model; its optimizer state goes with it."""
@@ -289,8 +314,8 @@ class Job:
             return self._turns.set(model, forkable_lock()) if lock is None else lock
 
     def _opened_for(
-        self, model: Module, spec: dict[str, TensorType], opened: OpenModel | None
-    ) -> OpenModel:
+        self, model: Module, spec: dict[str, TensorType], opened: OpenModel | EagerModel | None
+    ) -> OpenModel | EagerModel:
         """Return a plan that is open for the model as it is now: the one there is, or another."""
         traced = self._traces(model).current(model, spec)
         now = traced.signature(model)
@@ -308,7 +333,7 @@ class Job:
         model: Module,
         traced: TraceResult,
         signature: ModelSignature,
-        opened: OpenModel | None,
+        opened: OpenModel | EagerModel | None,
     ) -> OpenModel:
         from actorflow.run.open_model import OpenModel
         from actorflow.run.runner import Runner
@@ -328,7 +353,9 @@ class Job:
         # The model's own values win over those that the closed plan left.
         values = {**carried, **newest(model.cells())}
         runner = Runner(plan, values=values, seed=seed, settings=job_spec.settings, group=group)
-        return self._open.set(model, OpenModel(model, runner, signature, claim))
+        now_open = OpenModel(model, runner, signature, claim)
+        self._open.set(model, now_open)
+        return now_open
 
     def _seed(self) -> int:
         return default_seed() if self.options.seed is None else self.options.seed

@@ -120,6 +120,10 @@ class OpenModel:
         """End the plan; the model has the newest values. Return all variables as they were left."""
         self._when_dropped.detach()  # or it would keep this runner as long as the model
         self.runner.close()
+        return self.variables()
+
+    def variables(self) -> dict[str, Array]:
+        """Return the newest values of all variables, by name."""
         return self.runner.variables()
 
     def _hold(self, claim: Claim) -> Lease:
