@@ -1,7 +1,7 @@
 """One GPT in two engines: the same sizes, initial weights, data and optimizer.
 
-    python benchmarks/gpt_jobs.py actorflow|torch|torch-checkpoint [--layers 6] [--steps 4]
-        [--budget BYTES] [--recompute auto]
+    python benchmarks/gpt_jobs.py actorflow|actorflow-eager|torch|torch-checkpoint
+        [--layers 6] [--steps 4] [--budget BYTES] [--recompute auto]
 
 Runs a few training steps in this process and prints one line of JSON: losses, a hash of the trained
 parameters, median ms per step, and bytes. `above_bytes` is the peak of the resident set during the
@@ -31,7 +31,9 @@ RATE, DECAY = 1e-3, 0.01
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("engine", choices=("actorflow", "torch", "torch-checkpoint"))
+    parser.add_argument(
+        "engine", choices=("actorflow", "actorflow-eager", "torch", "torch-checkpoint")
+    )
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--budget", type=int)
@@ -39,6 +41,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.engine == "actorflow":
         report = run_actorflow(args.layers, args.steps, args.budget, args.recompute)
+    elif args.engine == "actorflow-eager":
+        report = run_eager(args.layers, args.steps)
     else:
         report = run_torch(args.layers, args.steps, is_checkpointed=args.engine != "torch")
     print(json.dumps(report))
@@ -130,6 +134,29 @@ def run_actorflow(layers: int, steps: int, budget: int | None, recompute: str) -
         "step_bytes": account.step_bytes,
         "extra": again.extra if again else 0.0,
         "plan": summarise(plan),
+    }
+
+
+def run_eager(layers: int, steps: int) -> dict:
+    """Train by `eager_step`; the first step plans and builds what the others find."""
+    warm_blas()
+    model, data = make_model(layers)
+    base = resident_bytes() - state_bytes(model) // 3
+    job = make_job()
+    losses, times = [], []
+    for step in range(steps):
+        losses.append(job.eager_step(model, next(data))["loss"])
+        times.append(time.perf_counter())
+        if step == 0:
+            forget_peak()
+    names = dict(model.named_parameters())
+    return {
+        "engine": "actorflow-eager",
+        "losses": losses,
+        "hash": parameter_hash([names[n].data for n in names]),
+        "ms": step_ms(times),
+        "state_bytes": state_bytes(model),
+        "above_bytes": peak_bytes() - base - state_bytes(model) - state_bytes(model) // 3,
     }
 
 
