@@ -66,6 +66,15 @@ def test_the_code_about_weights_runs_top_to_bottom(run_python):
     assert done.stdout.startswith("5 loaded, missing nothing, unused nothing\n")
 
 
+@pytest.mark.host("eager mode computes on the host")
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_the_code_about_eager_mode_runs(run_python, native):
+    blocks = blocks_of(ROOT / "docs" / "eager.md")
+    assert len(blocks) >= 4
+    run_python("\n".join(blocks), ACTORFLOW_NATIVE=native)
+
+
 def test_the_code_about_optimizers_runs(run_python):
     run_python("\n".join(blocks_of(ROOT / "docs" / "optimizers.md")))
 
