@@ -272,7 +272,8 @@ class Job:
         from actorflow.eager_mode.training import EagerJob, EagerModel
 
         check_model(model)
-        job = EagerJob(self.name, self._function, self.options)
+        options = replace(self.options, seed=self._seed())
+        job = EagerJob(self.name, self._function, options)
         job.check(self.devices)
         arrays = arrays_of(batch)
         spec_of(arrays, f"{find_source()}: eager_step of job {self.name!r}")
