@@ -36,7 +36,7 @@ from actorflow.environment.default_seed import seed  # noqa: E402
 from actorflow.environment.settings import __version__ as __version__  # noqa: E402
 from actorflow.functional import *  # noqa: E402  # its own __all__ says what
 from actorflow.functional import __all__ as _functions  # noqa: E402
-from actorflow.functional import fft, linalg  # noqa: E402
+from actorflow.functional import debug, fft, linalg  # noqa: E402
 from actorflow.jobs.job import Job, job  # noqa: E402
 from actorflow.options.job_options import LossScale  # noqa: E402
 from actorflow.options.run_spec import (  # noqa: E402
@@ -139,6 +139,7 @@ __all__ = [
     "TensorType",
     "broadcast",
     "data",
+    "debug",
     "device",
     "eager",
     "fft",

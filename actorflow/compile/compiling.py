@@ -26,6 +26,7 @@ from actorflow.compile.targets import planned_for
 from actorflow.environment.host import num_threads, usable_cores
 from actorflow.environment.native import build, choices, compiled, has_refusals, kernel_choice_lock
 from actorflow.environment.settings import Settings, collector_paused, logger, once
+from actorflow.tensor.probes import Predicates
 from actors.kernels.common.files import (
     DamagedFile,
     distrust_of_folder,
@@ -324,6 +325,12 @@ class JobSpec:
         return kernel_choice_lock(
             self.settings, self.hardware.devices, deterministic=self.job.deterministic
         )
+
+    @property
+    def predicates(self) -> Predicates:
+        """What checks of both graphs call, by the sink that sees them."""
+        evaluated = {} if self.evaluation is None else self.evaluation.predicates
+        return {"metrics": self.graph.predicates, "eval_metrics": evaluated}
 
     @cached_property
     def key(self) -> str:

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from inspect import signature
+from itertools import islice
 from typing import Any
 
 from actorflow.tensor.literals import checked_size
 from actorflow.tensor.tensor import Tensor, as_tensor
 from actorflow.tensor.tracer import (
     InitSpec,
+    PlacedProbe,
     Trace,
     find_source,
     recording,
@@ -140,6 +143,8 @@ class InnerTrace(Trace):
         self._what = what
         self._scope = outer._scope
         self._module_paths = outer._module_paths
+        # What is to be shown of each iteration; None where nobody knows how many there are.
+        self.probes: list[PlacedProbe] | None = None
 
     def operand(self, type_: TensorType) -> Tensor:
         """Return a new operand of the body."""
@@ -217,6 +222,19 @@ class InnerTrace(Trace):
         """Whether the job uses a variable."""
         return self.outer.has_variable(name)
 
+    def next_probe(self, predicate: Callable[[Any], object] | None = None) -> int:
+        """Return the number of the next probe of the job."""
+        return self.outer.next_probe(predicate)
+
+    def place_probe(self, placed: PlacedProbe) -> None:
+        """Keep a probe for the loop, which hands its values out. Raises CompileError: none does."""
+        if self.probes is None:
+            raise CompileError(
+                f"{placed.source}: {self._what} cannot show values, for it may not run, or nobody"
+                " knows how often; return them from it, and call af.debug outside"
+            )
+        self.probes.append(placed)
+
     def next_random_key(self) -> int:
         """Refuse random ops: they would draw the same numbers at every step."""
         raise CompileError(
@@ -258,6 +276,8 @@ def scan(
     stacks = [as_tensor(leaf) for leaf in tree_leaves(xs, "xs")]
     steps = _length(stacks, length)
     inner = InnerTrace(trace, "the function of af.scan")
+    probes: list[PlacedProbe] = []
+    inner.probes = probes
     with recording(inner):
         carry = tree_unflatten(init, [inner.operand(t.type) for t in firsts])
         entry = tree_unflatten(
@@ -266,7 +286,8 @@ def scan(
         new_carry, y = _pair(f, _called(f, "the function of af.scan", carry, entry))
         news = _same_carry(f, init, firsts, new_carry)
         ys = [as_tensor(leaf) for leaf in tree_leaves(y, "y")]
-        body = inner.body([*news, *ys])
+        seen = [Tensor(inner, value) for placed in probes for value in placed.values]
+        body = inner.body([*news, *ys, *seen])
     operands = [*[t._value_in(trace) for t in (*firsts, *stacks)], *inner.taken]
     attrs: dict[str, AttrValue] = {
         "body": body,
@@ -279,7 +300,22 @@ def scan(
     if not body.results:
         return init, y
     results = [Tensor(trace, v) for v in trace.emit(SCAN, operands, Attrs(attrs))]
+    _hand_out(trace, probes, [t._value for t in results[len(news) + len(ys) :]], bool(reverse))
     return tree_unflatten(init, results[: len(firsts)]), tree_unflatten(y, results[len(firsts) :])
+
+
+def _hand_out(
+    trace: Trace, probes: list[PlacedProbe], stacked: list[ValueId], is_reverse: bool
+) -> None:
+    """Show outside of a loop what its iterations were to show, of all of them at once."""
+    values = iter(stacked)
+    loop = trace.next_probe() if probes else 0
+    for placed in probes:
+        loops = (-loop if is_reverse else loop, *placed.probe.loops)
+        probe = replace(placed.probe, loops=loops)
+        trace.place_probe(
+            replace(placed, probe=probe, values=tuple(islice(values, len(placed.values))))
+        )
 
 
 def map(f: Callable[[Any], Any], xs: Tree) -> Any:  # noqa: A001  # the name that JAX and lax have

@@ -72,6 +72,7 @@ from compiler.contract.placement import (
     on_hosts,
 )
 from compiler.contract.plan import Plan
+from compiler.contract.probe import have_breakpoint
 from compiler.contract.types import TensorType
 from compiler.graph.graph import Graph
 from compiler.ops.primitives.sources import OF_MODEL, VARIABLE
@@ -179,7 +180,7 @@ class Job:
         self._say_anew(model, run_spec)
         from actorflow.run.open_model import runner_on
 
-        with runner_on(model, plan, claim, seed, job_spec.settings, group) as runner:
+        with runner_on(model, plan, claim, seed, job_spec, group) as runner:
             result = runner.run(run_spec)
         if self._fitted.get(model) is None:
             self._fitted.set(model, result.last_step)
@@ -228,7 +229,7 @@ class Job:
         group, seed = self._group(), self._seed()
         plan = self._plan(job_spec, group)
         self._initialise(model, seed, job_spec.graph)
-        with runner_on(model, plan, claim, seed, job_spec.settings, group, loop) as runner:
+        with runner_on(model, plan, claim, seed, job_spec, group, loop) as runner:
             yield from runner.streamed(run_spec)
 
     def step(
@@ -353,7 +354,14 @@ class Job:
             carried = carried_over(plan, opened.close(), opened.signature, signature)
         # The model's own values win over those that the closed plan left.
         values = {**carried, **newest(model.cells())}
-        runner = Runner(plan, values=values, seed=seed, settings=job_spec.settings, group=group)
+        runner = Runner(
+            plan,
+            values=values,
+            seed=seed,
+            settings=job_spec.settings,
+            group=group,
+            predicates=job_spec.predicates,
+        )
         now_open = OpenModel(model, runner, signature, claim)
         self._open.set(model, now_open)
         return now_open
@@ -406,6 +414,8 @@ class Job:
         load_plugins()  # before the trace: what they add may change what it sees
         graph = graph or self._graph(model, spec)
         hardware = hardware_for(devices, gpu, cudnn_for(settings) if gpu else None, ranks)
+        if have_breakpoint([output.name for output in graph.outputs]):
+            call = replace(call, has_listener=True)  # a step waits for the debugger
         evaluated = evaluation_graph(call.evaluation, model, devices, graph)
         options = compile_options(
             self.name,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from actorflow.data import Batch, DataError, DataSource, check_batch
 from actorflow.options.run_spec import Evaluation, Metrics
 from actorflow.run.ports import MetricsPort, OpenCall, ReadFields
+from actorflow.run.probes import ProbeOptions, ProbeReader
 from actors.machine.errors import SourceExhausted
 from actors.machine.protocol import Launch, Token
 from compiler.contract.errors import CompileError
@@ -120,6 +121,7 @@ def evaluation_ports(
     rank: int,
     first_step: int,
     ask: Callable[[str], object],
+    probes: ProbeOptions,
 ) -> tuple[EvaluationDataPort, MetricsPort] | None:
     """Return the ports for data and for results; None for a plan that does not evaluate.
 
@@ -154,4 +156,5 @@ def evaluation_ports(
         if on_result is not None and number <= data.num_whole:
             on_result(before + number * every, means)
 
-    return data, MetricsPort(tell, 0, batches_per_step=batches, is_evaluation=True)
+    reader = ProbeReader(plan, "eval_metrics", probes)
+    return data, MetricsPort(tell, 0, reader, batches_per_step=batches, is_evaluation=True)

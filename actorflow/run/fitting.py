@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from actorflow.environment.settings import Settings
     from actorflow.options.run_spec import RunSpec
     from actorflow.run.status import StatusWriter
-    from compiler.contract.plan import Plan
+    from actorflow.tensor.probes import Predicates
+from compiler.contract.plan import Plan
 
 Array = np.ndarray[Any, Any]
 
@@ -85,6 +86,7 @@ class FittedRunner(Protocol):
     seed: int
     settings: Settings
     given: Mapping[str, Array]
+    predicates: Predicates
 
     def first(self, restored: Mapping[str, Array] | None = None) -> Mapping[str, Array]:
         """Return what a run begins with."""
@@ -245,6 +247,7 @@ class FitCall:
                 directory=None if self._manager is None else self._manager.directory,
                 warn=self._warn,
                 on_finished=self._stopper.over,
+                predicates=self._runner.predicates,
             ),
             start.values,
         )

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from actorflow.compile.compiling import JobSpec
 from actorflow.distributed.process_group import ProcessGroup
-from actorflow.environment.settings import Settings, logger
+from actorflow.environment.settings import logger
 from actorflow.nn.lease import Claim, Lease, OpenLoop, ParameterStorage, lease, leased, newest
 from actorflow.nn.module import Module
 from actorflow.options.run_spec import Metrics
@@ -36,7 +37,7 @@ def runner_on(
     plan: Plan,
     claim: Claim | None,
     seed: int,
-    settings: Settings,
+    job_spec: JobSpec,
     group: ProcessGroup,
     loop: OpenLoop | None = None,
 ) -> Iterator[Runner]:
@@ -52,7 +53,13 @@ def runner_on(
         try:
             values = newest(cells)
             yield Runner(
-                plan, values=values, seed=seed, settings=settings, lease=open_lease, group=group
+                plan,
+                values=values,
+                seed=seed,
+                settings=job_spec.settings,
+                lease=open_lease,
+                group=group,
+                predicates=job_spec.predicates,
             )
         finally:
             if claim is not None:

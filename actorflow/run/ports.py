@@ -20,6 +20,7 @@ from actorflow.data.source import Part, filler_of, plain_array
 from actorflow.distributed.distributed_run import DistributedRun
 from actorflow.environment.settings import logger
 from actorflow.options.run_spec import Metrics, StopTraining, reason_of
+from actorflow.run.probes import ProbeReader
 from actorflow.tensor.tracer import find_source
 from actors.machine.errors import SourceExhausted
 from actors.machine.protocol import Launch, Token
@@ -466,6 +467,7 @@ class MetricsPort:
         on_step: called as (step, outputs) on this port's thread.
         first_step: number of the step before the first one.
         watch: called before `on_step`, to refuse or to complete the outputs; None for nobody.
+        probes: gets the outputs that probes name, before the listener hears of the others.
         batches_per_step: tokens that make one step.
         is_evaluation: outputs are means of scalars, also where one token makes a step.
     """
@@ -474,11 +476,13 @@ class MetricsPort:
         self,
         on_step: Callable[[int, Metrics], object],
         first_step: int,
+        probes: ProbeReader,
         *,
         watch: Callable[[int, dict[str, Any]], None] | None = None,
         batches_per_step: int = 1,
         is_evaluation: bool = False,
     ) -> None:
+        self._probes = probes
         self._on_step = on_step
         self._batches_per_step = batches_per_step
         self._is_evaluation = is_evaluation
@@ -489,6 +493,7 @@ class MetricsPort:
     def bind(self, tokens: tuple[Token, ...]) -> Launch:
         """Return the launch that reads the outputs of these steps."""
         each = self._batches_per_step
+        tokens, see_probes = self._probes.bind(tokens, each)
         # Tokens that do not fill a step are left out: they are of a step that the end of data cut
         # short.
         steps = [tokens[i : i + each] for i in range(0, len(tokens) - each + 1, each)]
@@ -500,6 +505,7 @@ class MetricsPort:
                 return
             for number, batches in enumerate(steps):
                 self._step += 1
+                see_probes(number, self._step)
                 outputs = self._of_step(batches, {n: tokens[number][n] for n in rare})
                 if self._watch is not None:
                     self._watch(self._step, outputs)

@@ -21,6 +21,7 @@ from actorflow.run.ports import (
     ReadFields,
     positions_of,
 )
+from actorflow.run.probes import ProbeOptions, ProbeReader
 from actorflow.run.saving import CheckpointScheduler, RunContext
 from actors.machine.protocol import HostPort
 from compiler.contract.errors import CompileError
@@ -81,6 +82,7 @@ class RunPorts:
         metrics = MetricsPort(
             run_spec.on_step or (lambda step, metrics: None),
             context.first_step,
+            ProbeReader(plan, "metrics", self._probe_options("metrics", run_spec.on_nan)),
             watch=None if self.monitor is None else self.monitor.see,
             batches_per_step=plan.batches_per_step,
         )
@@ -97,11 +99,17 @@ class RunPorts:
                 " compile it with job.compile(model, data, every='5s')"
             )
         rank, first_step = context.group.rank, context.first_step
-        evaluating = evaluation_ports(plan, run_spec.evaluation, rank, first_step, ask)
+        probes = self._probe_options("eval_metrics", run_spec.on_nan)
+        evaluating = evaluation_ports(plan, run_spec.evaluation, rank, first_step, ask, probes)
         if evaluating is None:
             return ports
         self.evaluated, eval_metrics = evaluating
         return ports | {"eval_data": self.evaluated, "eval_metrics": eval_metrics}
+
+    def _probe_options(self, sink: str, on_nan: str) -> ProbeOptions:
+        group, context = self._context.group, self._context
+        rank = f"[rank {group.rank}] " if self.plan.mesh.num_ranks > 1 else ""
+        return ProbeOptions(context.predicates.get(sink, {}), on_nan, rank, context.warn)
 
     def _data_port(self, source: DataSource) -> DataPort:
         plan, context = self.plan, self._context

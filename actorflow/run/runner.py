@@ -50,6 +50,7 @@ from actorflow.run.stepping import Stepping, batches_of_step
 from actorflow.run.stopping import drain_outputs, next_of
 from actorflow.run.training_run import Run
 from actorflow.tensor.initial_values import check_values, initial_values, steps_done
+from actorflow.tensor.probes import Predicates
 from actorflow.tensor.tracer import find_source
 from actors.machine.history import Statistics
 from compiler.contract.errors import CompileError, PeerFailed
@@ -74,6 +75,7 @@ class Runner:
         settings: environment; read from `os.environ` by default.
         lease: on the parameters that are trained; it has the values while a run is open.
         group: this process among the ranks of the plan's mesh; all of them do the same calls.
+        predicates: what checks of the job call; a plan from a file leaves out those that have none.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Runner:
         settings: Settings | None = None,
         lease: Lease | None = None,
         group: ProcessGroup = SINGLE_PROCESS,
+        predicates: Predicates | None = None,
     ) -> None:
         if not isinstance(plan, Plan):
             raise CompileError(
@@ -95,6 +98,7 @@ class Runner:
         self.given: Mapping[str, Array] = dict(values or {})
         """What the next run begins with, of variables that do not start from their initialiser."""
         self.group = group
+        self.predicates: Predicates = predicates or {}
         self._lease = lease
         self._newest: Run | None = None
         self._open: Run | None = None
@@ -171,6 +175,7 @@ class Runner:
                 group=self.group,
                 warn=logger.warning,
                 on_finished=lambda: outputs.put(None),
+                predicates=self.predicates,
             ),
             values,
         )
@@ -229,7 +234,7 @@ class Runner:
                     " single step has none; compile the job with metrics_every=1"
                 )
             values = self.first()
-            self._stepping = Stepping(self.plan, values, self.settings, self.group)
+            self._stepping = Stepping(self.plan, values, self.settings, self.group, self.predicates)
             self.begin(self._stepping.run)
         try:
             return self._stepping.step(batches)

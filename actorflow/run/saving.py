@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,6 +30,7 @@ from actorflow.environment.settings import Settings, is_worth_a_line
 from actorflow.options.run_spec import WARN
 from actorflow.run.broken_steps import NonFiniteLoss
 from actorflow.tensor.initial_values import whole_type
+from actorflow.tensor.probes import Predicates
 from compiler.contract.codec import printable
 from compiler.contract.errors import CompileError, InternalError, PeerFailed
 from compiler.contract.plan import Plan
@@ -278,6 +279,7 @@ class RunContext:
         directory: of the run, for what the watchdog writes; None when it has none.
         warn: receives warnings.
         on_finished: called once when the run is over in any way, before `wait` returns.
+        predicates: what checks of the job are held against, by sink and number of the probe.
     """
 
     settings: Settings
@@ -289,6 +291,7 @@ class RunContext:
     directory: Path | None = None
     warn: Callable[[str], object] = _ignore
     on_finished: Callable[[], object] | None = None
+    predicates: Predicates = field(default_factory=dict)
 
 
 # The same snapshots become checkpoints on all ranks. A period in steps is counted, so all ranks

@@ -16,6 +16,7 @@ from actorflow.run.saving import RunContext
 from actorflow.run.stopping import next_of
 from actorflow.run.training_run import Run
 from actorflow.tensor.initial_values import steps_done
+from actorflow.tensor.probes import Predicates
 from compiler.contract.errors import CompileError, InternalError
 from compiler.contract.plan import Plan
 from compiler.contract.types import TensorType
@@ -69,7 +70,12 @@ class Stepping:
     """A run that is fed batch by batch."""
 
     def __init__(
-        self, plan: Plan, values: Mapping[str, Array], settings: Settings, group: ProcessGroup
+        self,
+        plan: Plan,
+        values: Mapping[str, Array],
+        settings: Settings,
+        group: ProcessGroup,
+        predicates: Predicates,
     ) -> None:
         self._mailbox = Mailbox(batch_fields(plan)[0])
         self._outputs: queue.SimpleQueue[Metrics | None] = queue.SimpleQueue()
@@ -86,6 +92,7 @@ class Stepping:
                 is_stepped=True,
                 group=group,
                 on_finished=lambda: self._outputs.put(None),
+                predicates=predicates,
             ),
             values,
         )

@@ -52,6 +52,7 @@ from actors.machine.protocol import Communicator, DeviceFault
 from actors.machine.table import MachineTable
 from compiler.contract.errors import ActorflowError, InternalError, PeerFailed
 from compiler.contract.plan import Plan
+from compiler.contract.probe import have_breakpoint
 from compiler.contract.types import numpy_dtype
 from compiler.graph.target import SKIPPED
 from compiler.ops.primitives.sources import EVALUATED, SCRATCH
@@ -205,15 +206,16 @@ class Run:
             self._ranks.close()
             raise
         self._fill(values)
+        # Whoever is in a debugger may take his time: that is no stall.
+        is_patient = have_breakpoint([field.name for field in plan.fields])
+        stall_seconds = 0.0 if is_patient else settings.stall_seconds
         self.loop = Loop(
             self.bound,
             LoopOptions(
                 # None is no limit. Of several ranks none begins a step before the coordinator
                 # granted it.
                 window=None if distributed is None else 0,
-                watch=WatchdogOptions(
-                    settings.stall_seconds, folder=context.directory or settings.dump
-                ),
+                watch=WatchdogOptions(stall_seconds, folder=context.directory or settings.dump),
                 timeline=None if self._trace is None else self._trace.timeline,
                 on_finished=self._finish,
                 prepare_thread=quiet_floating_point,

@@ -18,7 +18,7 @@ import hashlib
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -31,11 +31,13 @@ import numpy as np
 from compiler.contract.attrs import Attrs, PlainValue
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import HOST, Device, Mesh
+from compiler.contract.probe import Probe, ProbeKind
 from compiler.contract.sbp import Layout
 from compiler.contract.types import Phase, TensorType, ValueId
-from compiler.graph.graph import UNPLACED, UNSTAGED, GraphBuilder, SourceLocation
+from compiler.graph.graph import UNPLACED, UNSTAGED, GraphBuilder, Output, SourceLocation
 from compiler.graph.registry import Op
 from compiler.ops.families.gradients import emit_gradients
+from compiler.ops.primitives.shape import COPY
 from compiler.ops.primitives.sources import INPUT, VARIABLE, scalar
 
 # Code is identified by content: never by `id`, which the next object may get, and never by line, as
@@ -237,6 +239,16 @@ class Assigned:
     source: SourceLocation
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedProbe:
+    """A probe on its way out of loops: what it shows, and where it stands in the program."""
+
+    probe: Probe
+    values: tuple[ValueId, ...]
+    scope: str
+    source: SourceLocation
+
+
 class Trace:
     """One run of a job's function with symbolic tensors.
 
@@ -283,6 +295,9 @@ class Trace:
         self._inputs: dict[str, ValueId] = {}
         self._variables: dict[str, ValueId] = {}
         self._num_random = 0
+        self._num_probes = 0
+        self.predicates: dict[int, Callable[[Any], object]] = {}
+        """What checks are held against, by the number of the probe; the others want finite ones."""
 
     def emit(self, op: Op, inputs: list[ValueId], attrs: Attrs) -> tuple[ValueId, ...]:
         """Append a node at the user's current line. Raises CompileError naming that line.
@@ -411,6 +426,34 @@ class Trace:
         # From 1 in order of tracing: the key of a draw is the same in every trace of the same code.
         self._num_random += 1
         return self._num_random
+
+    def next_probe(self, predicate: Callable[[Any], object] | None = None) -> int:
+        """Return the number of the next probe, or loop with probes, in order of tracing."""
+        self._num_probes += 1
+        if predicate is not None:
+            self.predicates[self._num_probes] = predicate
+        return self._num_probes
+
+    def probe(
+        self,
+        kind: ProbeKind,
+        text: str,
+        values: list[ValueId],
+        predicate: Callable[[Any], object] | None = None,
+    ) -> None:
+        """Let a run show or check some values: see `compiler.contract.probe`."""
+        made = Probe(self.next_probe(predicate), kind, text)
+        self.place_probe(PlacedProbe(made, tuple(values), self._scope, find_source()))
+
+    def place_probe(self, placed: PlacedProbe) -> None:
+        """Make a probe outputs of the job, each by a node on the line of the probe."""
+        b = self.builder
+        for operand, value in enumerate(placed.values):
+            device, stage = b.producer_of(value).device, self.stages[-1]
+            with b.at(placed.scope, placed.source, device=device, stage=stage):
+                # The attribute keeps two probes of one value apart, each with its line.
+                shown = b.emit_one(COPY, value, probe=placed.probe.number)
+            b.outputs.append(Output(placed.probe.name(operand), shown))
 
     def close(self) -> None:
         """End the trace; its tensors can no longer be used."""

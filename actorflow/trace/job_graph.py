@@ -31,6 +31,7 @@ from actorflow.tensor.tracer import (
 from compiler.contract.attrs import NO_ATTRS
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import HOST, Device
+from compiler.contract.probe import PREFIX, is_probe
 from compiler.contract.types import Phase, TensorType, ValueId
 from compiler.graph.graph import Accumulation, Graph, Output, SourceLocation, Write
 from compiler.graph.target import GRAD_NORM, LOSS_SCALE
@@ -92,15 +93,17 @@ def trace_job(
     with collector_paused(), recording(trace):
         add_step(trace, name, function, options, model)
         place_traced(trace)
-    return trace.builder.freeze()
+    return replace(trace.builder.freeze(), predicates=trace.predicates)
 
 
 def add_step(
     trace: Trace, name: str, function: Function, options: JobOptions, model: Module
 ) -> None:
     """Call a job's function in a trace, and add what a step does: its outputs, updates, writes."""
+    b = trace.builder
     outputs = _outputs(name, function(model, Batch(trace)), options.losses)
-    trace.builder.outputs = [Output(key, t._value_in(trace)) for key, t in outputs.items()]
+    shown = b.outputs  # by probes, on the way
+    b.outputs = [Output(key, t._value_in(trace)) for key, t in outputs.items()] + shown
     if options.train:
         losses = {key: outputs[key] for key in options.losses}
         _add_update(trace, name, source_of(function), options, model, losses)
@@ -216,6 +219,11 @@ def _outputs(job: str, returned: Any, losses: tuple[str, ...]) -> dict[str, Tens
     name = "loss" if losses else "output"
     outputs = dict(returned) if isinstance(returned, Mapping) else {name: returned}
     for key, value in outputs.items():
+        if is_probe(str(key)):
+            raise CompileError(
+                f"job {job!r} returned {key!r}; names that begin with {PREFIX!r} are those of"
+                " af.debug, so give the output another one"
+            )
         if not isinstance(value, Tensor):
             raise CompileError(
                 f"job {job!r} returned {type(value).__name__} as {key!r}; return a tensor,"

@@ -172,6 +172,10 @@ class Graph:
         default_factory=dict, init=False, repr=False, compare=False
     )
     """Cached analyses of this graph (`cached_analysis`); not part of its value."""
+    predicates: Mapping[int, Callable[..., object]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """What a traced job's checks call, by the number of their probe: the user's code, no value."""
 
     @cached_analysis
     def producers(self) -> tuple[int, ...]:

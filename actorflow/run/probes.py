@@ -1,0 +1,243 @@
+"""What a run does with the outputs that probes name: prints, checks, breakpoints, ranges of values.
+
+The values of a step come to the sink of its outputs, of every batch in turn, so all here runs on
+that sink's thread and in the order of the program. A check that fails ends the run as a loss that
+is not finite does.
+
+**Ranges.** A plan that was compiled with `debug="nan"` shows of each value the least and the
+largest finite number, and how many are NaN or infinite. The first op in the order of the graph
+whose result is not finite is named; what it reads is finite, or came so from the batch or from a
+parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from actorflow.compile.plan_facts import sink_lines
+from actorflow.environment.settings import is_worth_a_line
+from actorflow.options.run_spec import RAISE, SKIP
+from actorflow.run.broken_steps import NonFiniteLoss, is_scaled
+from actorflow.tensor.probes import Moment, Predicate, fire, range_text
+from actors.machine.protocol import Token
+from compiler.contract.errors import PlanFormatError
+from compiler.contract.plan import Plan
+from compiler.contract.probe import Probe, ProbeKind, ValueRange, is_probe, read_probe
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A probe of a plan: the outputs that are its operands, and the user's line."""
+
+    probe: Probe
+    names: tuple[str, ...]
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Values of a probe at one moment; within a loop a first axis of theirs is that loop's."""
+
+    shown: _Shown
+    values: tuple[Array, ...]
+    loops: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOptions:
+    """What a run says of its probes.
+
+    `predicates` are those of the job's checks by probe, as far as its code is there; `rank` is
+    what each line of one of several ranks begins with.
+    """
+
+    predicates: Mapping[int, Predicate]
+    on_nan: str
+    rank: str
+    warn: Callable[[str], object]
+
+
+class ProbeReader:
+    """Reads the probes among the outputs that come to a sink.
+
+    Args:
+        plan: what is run.
+        sink: the name of the sink; one of an evaluation says so in its messages.
+        options: of the run.
+
+    Raises PlanFormatError for an output that should be a probe and is none.
+    """
+
+    def __init__(self, plan: Plan, sink: str, options: ProbeOptions) -> None:
+        probes = _probes_of(sink_lines(plan, sink))
+        self._options = options
+        self._moment_of = "evaluation" if sink != "metrics" else "step"
+        self._ranges = RangeReader(plan, [s for s in probes if _is_range(s)], options)
+        self._shown = [shown for shown in probes if not _is_range(shown)]
+        for shown in self._shown:
+            probe = shown.probe
+            if probe.kind is ProbeKind.CHECK and probe.text and self._predicate(probe) is None:
+                options.warn(
+                    f"{shown.line}: af.debug.check is left out: its predicate {probe.text} is code"
+                    " of the job, which a plan from a file does not have"
+                )
+
+    def bind(
+        self, tokens: tuple[Token, ...], each: int
+    ) -> tuple[tuple[Token, ...], Callable[[int, int], None]]:
+        """Return the tokens without probes, and what reads these of the n-th step among them.
+
+        `each` is the number of batches, and of tokens, of a step.
+        """
+        bare = tuple([{n: v for n, v in t.items() if not is_probe(n)} for t in tokens])
+        # What is made once per step has a token for each step, and not for each batch.
+        rare = {n for n in tokens[0] if n not in tokens[-1]} if tokens else set()
+
+        def see(number: int, step: int) -> None:
+            for batch in range(each):
+                text = f"at {self._moment_of} {step}"
+                text += f", batch {batch + 1} of {each}" if each > 1 else ""
+                token = tokens[number * each + batch]
+                self._see({n: v for n, v in token.items() if n not in rare}, text)
+            if rare:
+                self._see({n: tokens[number][n] for n in rare}, f"at {self._moment_of} {step}")
+
+        return bare, see
+
+    def _see(self, token: Token, text: str) -> None:
+        entries = [
+            _Entry(s, tuple([token[n] for n in s.names]), s.probe.loops)
+            for s in self._shown
+            if s.names[0] in token
+        ]
+        self._fire(entries, Moment("", text, self._options.rank))
+        self._ranges.see(token, text)
+
+    def _fire(self, entries: Sequence[_Entry], moment: Moment) -> None:
+        """Do what probes do in their order; those of one loop at each of its steps."""
+        for loop, grouped in groupby(entries, lambda entry: entry.loops[:1]):
+            group = list(grouped)
+            if not loop:
+                for entry in group:
+                    probe, line = entry.shown.probe, entry.shown.line
+                    at = Moment(line, moment.text, moment.rank)
+                    self._fire_one(probe, entry.values, at)
+                continue
+            length = len(group[0].values[0])
+            for step in range(length)[:: -1 if loop[0] < 0 else 1]:
+                inner = [
+                    _Entry(e.shown, tuple([v[step] for v in e.values]), e.loops[1:]) for e in group
+                ]
+                self._fire(inner, moment.at(step, length))
+
+    def _fire_one(self, probe: Probe, values: Sequence[Array], moment: Moment) -> None:
+        predicate = self._predicate(probe)
+        if probe.kind is ProbeKind.CHECK and probe.text and predicate is None:
+            return
+        # Copies: the slot is written again as soon as the sink has read it, and a user may keep
+        # what a predicate or a debugger shows.
+        fire(probe, [np.array(value) for value in values], moment, predicate)
+
+    def _predicate(self, probe: Probe) -> Predicate | None:
+        return self._options.predicates.get(probe.number)
+
+
+def _is_range(shown: _Shown) -> bool:
+    return shown.probe.kind is ProbeKind.RANGE
+
+
+def _probes_of(lines: Mapping[str, str]) -> list[_Shown]:
+    """Return the probes among some outputs, in the order of the program."""
+    operands: dict[int, dict[int, str]] = {}
+    probes: dict[int, Probe] = {}
+    for name in filter(is_probe, lines):
+        probe, operand = read_probe(name)
+        operands.setdefault(probe.number, {})[operand] = name
+        if operand == 0:
+            probes[probe.number] = probe
+    shown = []
+    for number in sorted(operands):
+        names = operands[number]
+        if sorted(names) != list(range(len(names))) or number not in probes:
+            raise PlanFormatError(f"probe {number} of the plan lacks some of its operands")
+        ordered = tuple([names[operand] for operand in range(len(names))])
+        shown.append(_Shown(probes[number], ordered, lines[ordered[0]]))
+    return shown
+
+
+class RangeReader:
+    """Finds the first op whose result is not finite, of a plan that shows ranges.
+
+    Args:
+        plan: what is run; its option `debug` says whether infinities count.
+        shown: probes of the kind RANGE, in the order of the graph.
+        options: of the run: under "raise" what is found ends it, else it is told.
+    """
+
+    def __init__(self, plan: Plan, shown: Sequence[_Shown], options: ProbeOptions) -> None:
+        self._rows = {s.probe.number: (s, ValueRange.parse(s.probe.text)) for s in shown}
+        for _, row in self._rows.values():
+            if not {*row.inputs} <= {*self._rows}:
+                raise PlanFormatError("a value range of the plan reads one that is not there")
+        self._first_bad = 2  # of least, most, NaN, infinite: where counts begin
+        self._has_infinities = plan.option("debug") == "inf"
+        self._options = options
+        self._policy = SKIP if is_scaled(plan) else options.on_nan
+        self._num_told = 0
+        # Told of a batch by one number each; the rest is read once something is found.
+        self._ops = [n for n, (_, row) in self._rows.items() if row.phase]
+
+    def see(self, token: Token, text: str) -> None:
+        """Look at the values of one batch. Raises NonFiniteLoss, naming the op."""
+        for number in self._ops:
+            names = self._rows[number][0].names
+            if names[0] in token and self._is_broken(self._counts(token, number)):
+                self._report(number, token, text)
+                return
+
+    def _counts(self, token: Token, number: int) -> list[float]:
+        """Return least, most, NaN and infinities of a value; over all steps of a loop."""
+        values = [token[name] for name in self._rows[number][0].names]
+        least, most, num_nan, num_inf = values
+        return [float(least.min()), float(most.max()), float(num_nan.sum()), float(num_inf.sum())]
+
+    def _is_broken(self, counts: Sequence[float]) -> bool:
+        _, _, num_nan, num_inf = counts
+        return num_nan > 0 or (self._has_infinities and num_inf > 0)
+
+    def _report(self, number: int, token: Token, text: str) -> None:
+        shown, row = self._rows[number]
+        inputs = [n for n in dict.fromkeys(row.inputs) if self._rows[n][0].names[0] in token]
+        broken = [n for n in inputs if self._is_broken(self._counts(token, n))]
+        reads = "; ".join([f"{self._named(n)}: {self._words(token, n)}" for n in inputs])
+        what = f"{self._options.rank}{row.what} ({shown.line}, {row.phase} pass)"
+        found = self._words(token, number)
+        if broken:
+            came = " and ".join(
+                [f"{self._rows[n][1].what} ({self._words(token, n)})" for n in broken]
+            )
+            message = f"{came} was not finite already {text}, when {what} read it"
+        else:
+            message = (
+                f"{what} is the first op whose result is not finite {text}: {row.type} {found};"
+                f" it reads {reads or 'no floats'}"
+            )
+        if self._policy == RAISE:
+            raise NonFiniteLoss(message)
+        self._num_told += 1
+        if is_worth_a_line(self._num_told):
+            self._options.warn(message)
+
+    def _named(self, number: int) -> str:
+        shown, row = self._rows[number]
+        return f"{row.what} ({shown.line}), {row.type}"
+
+    def _words(self, token: Token, number: int) -> str:
+        return range_text(*self._counts(token, number))
