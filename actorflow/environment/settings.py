@@ -51,6 +51,11 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
         "host",
         "devices of jobs that name none: host, cuda, sim, or several: sim:0,sim:1",
     ),
+    EnvVar(
+        "ACTORFLOW_DEBUG",
+        "",
+        "debug= of jobs that have none: nan names the op of the first NaN, inf also of an infinity",
+    ),
     EnvVar("ACTORFLOW_DUMP", "", "folder for the graph and the plan after each pass"),
     EnvVar("ACTORFLOW_TRACE", "", "file for the Chrome trace of every firing"),
     EnvVar("ACTORFLOW_VERIFY", "0", "1 verifies the graph after each pass"),
@@ -129,6 +134,7 @@ class Settings:
     emulated_gpus: int = 0
     cudnn: bool | None = None
     sync: bool = False
+    debug: str = ""
     dump: Path | None = None
     trace: Path | None = None
     verify: bool = False
@@ -172,6 +178,7 @@ class Settings:
             emulated_gpus=_emulated(environ, "ACTORFLOW_CUDA"),
             cudnn=_flag_or_auto(environ, "ACTORFLOW_CUDNN"),
             sync=_flag(environ, "ACTORFLOW_SYNC"),
+            debug=_debug(environ, "ACTORFLOW_DEBUG"),
             dump=_path(environ, "ACTORFLOW_DUMP"),
             trace=_path(environ, "ACTORFLOW_TRACE"),
             verify=_flag(environ, "ACTORFLOW_VERIFY"),
@@ -287,6 +294,16 @@ def devices_named(text: str, said: str) -> tuple[Device, ...]:
         return distinct_devices([name.strip() for name in names])
     except ValueError as error:
         raise SettingsError(f"{said}: {error}") from None
+
+
+def _debug(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name, "").strip().lower()
+    if value not in ("", "nan", "inf"):
+        raise SettingsError(
+            f"{name}: expected 'nan' or 'inf', or nothing to look for neither, came"
+            f" {environ[name]!r}"
+        )
+    return value
 
 
 def _emulated(environ: Mapping[str, str], name: str) -> int:

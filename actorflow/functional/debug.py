@@ -88,7 +88,8 @@ def _tracing(name: str) -> Trace:
 
 def _tensors(values: Sequence[object], name: str) -> list[Tensor]:
     try:
-        return [as_tensor(value) for value in values]
+        # A Python integer is to look as one.
+        return [as_tensor(v, *[DType.INT64] * (type(v) is int)) for v in values]
     except CompileError as error:
         raise CompileError(f"{error} (af.debug.{name} takes tensors and numbers)") from None
 

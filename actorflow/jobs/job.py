@@ -424,7 +424,7 @@ class Job:
             hardware,
             gpu=gpu,
             metrics_every=metrics_every or self.options.metrics_every,
-            verify=settings.verify,
+            settings=settings,
         )
         return JobSpec(graph, hardware, options, settings, self.options, evaluated)
 

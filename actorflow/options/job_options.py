@@ -206,6 +206,10 @@ class JobOptions:
             there is by default, follows how steps go, and a number stays. A step that overflows is
             skipped. The outputs `loss_scale` and `skipped` tell the scale of a step and the steps
             skipped before it.
+        debug: "nan" ends a run by an error that names the first op whose result has a NaN, with the
+            user's line, its module and the ranges of what it reads; "inf" the first one that has a
+            NaN or an infinity. Each value of a step is read once more for that, and none is fused
+            away. By default what ACTORFLOW_DEBUG says, and that is nothing (`docs/debugging.md`).
         deterministic: True chooses the library of each matrix product by a fixed rule. False, by
             default, chooses the one that was measured to be the fastest on this machine; another
             machine, or `--tune`, may then choose another, whose last bits differ.
@@ -236,6 +240,7 @@ class JobOptions:
     zero: bool = field(default=False, metadata={"rule": OneOfValues((True, False))})
     precision: str = field(default="fp32", metadata={"rule": OneOfValues(("fp32", "bf16", "fp16"))})
     loss_scale: LossScale | float | None = None
+    debug: str | None = field(default=None, metadata={"rule": OneOfValues(("nan", "inf"))})
     deterministic: bool = field(default=False, metadata={"rule": OneOfValues((True, False))})
 
     @property

@@ -217,9 +217,12 @@ class NonFiniteMonitor:
 
     def _report(self, step: int, what: str) -> None:
         text = (
-            f"{what} ({self._line}){self._again(step)}; lower the learning rate, clip gradients"
-            " with @af.job(clip_norm=1.0), or look at the batch; fit(..., on_nan='skip') skips"
-            " the update of such a batch, and on_nan='warn' continues with it"
+            f"{what} ({self._line}){self._again(step)}; @af.job(debug='nan') or"
+            " ACTORFLOW_DEBUG=nan names the op that made the first NaN, debug='inf' the first"
+            " infinity. An op outside of its domain, such as the log of a negative number, needs"
+            " other operands; a loss that grew until then a lower learning rate, or gradients that"
+            " @af.job(clip_norm=1.0) clips. fit(..., on_nan='skip') skips the update of such a"
+            " batch, and on_nan='warn' continues with it"
         )
         if self._policy == RAISE:
             raise NonFiniteLoss(text)

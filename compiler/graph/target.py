@@ -317,7 +317,7 @@ GRAD_NORM = "grad_norm"
 """The norm of the gradients of a step, before they are clipped: an output."""
 
 _IF_GIVEN = (
-    "waits_for_listener", "gpu", "deterministic", "clip_norm", "clip_value", "losses", "mesh",
+    "waits_for_listener", "debug", "gpu", "deterministic", "clip_norm", "clip_value", "losses", "mesh",
     "hosts", "zero",
 )  # fmt: skip
 """Options that are recorded only where they are given, as most plans have none."""
@@ -376,7 +376,8 @@ class CompileOptions:
     the norm of all gradients of a step, and each of their elements, is kept below; 0: as they are.
     `losses`: the outputs that gradients are of, where they are not just "loss".
     `skips_broken_steps`: whether a step whose loss or gradients are not finite changes nothing but
-    the counters. `gpu`: what a CUDA device is planned as, and `deterministic`: whether libraries
+    the counters. `debug`: "nan" or "inf", of which every value is told how much it has; "" for a plan
+    that tells nothing. `gpu`: what a CUDA device is planned as, and `deterministic`: whether libraries
     choose by a fixed rule there; both are recorded only where they are given. `verify`: run the
     graph verifier between passes.
     """
@@ -404,6 +405,7 @@ class CompileOptions:
     clip_value: float = 0.0
     losses: tuple[str, ...] = ()
     skips_broken_steps: bool = False
+    debug: str = ""
     gpu: str = ""
     deterministic: bool = False
     verify: bool = False

@@ -42,6 +42,7 @@ from compiler.passes import (
     place,
     precision,
     simplify,
+    value_ranges,
 )
 from compiler.pipeline.rewrites import (
     Pass,
@@ -242,6 +243,14 @@ PASSES: tuple[Pass, ...] = (
         lambda options: options.precision == "fp16",
     ),
     Pass(
+        "value_ranges",
+        of_graph(value_ranges.show_ranges),
+        # What is computed indeed, by each rank, while an op of the user's is a node.
+        ("parts of values", "updates of rows", "products in bfloat16", "products in float16"),
+        ("ranges of values",),
+        lambda options: bool(options.debug),
+    ),
+    Pass(
         "place",
         lambda graph, context: place.place_nodes(graph, context.hardware),
         (
@@ -249,6 +258,7 @@ PASSES: tuple[Pass, ...] = (
             "updates by programs",
             "products in bfloat16",
             "products in float16",
+            "ranges of values",
             "devices of the step's variables",
         ),  # what runs, but for fusion
         ("a device for every node",),

@@ -6,6 +6,8 @@ is still in the cache, and no launch is needed to join the answers.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from compiler.contract.attrs import Attrs
@@ -35,8 +37,22 @@ from compiler.graph.registry import (
     typed,
 )
 from compiler.ops.families.arithmetic import MUL
+from compiler.ops.language.define import fused_op
 from compiler.ops.language.expressions import Expression
 from compiler.ops.primitives.slicing import PAD, SLICE
+
+def _value_range(x: Expression) -> tuple[Expression, ...]:
+    is_finite, is_nan = x.abs() < math.inf, x != x
+    least, most = is_finite.where(x, math.inf).min(), is_finite.where(x, -math.inf).max()
+    counts = [flag.to(DType.FLOAT64).sum().to(x.dtype) for flag in (is_nan, x.abs() == math.inf)]
+    return least, most, *counts
+
+
+VALUE_RANGE = fused_op(
+    "value_range", "x[*, D] -> least[*], most[*], nans[*], infinities[*]", _value_range
+)
+"""The least and the largest finite number of a row, and how many are NaN or infinite: what
+`debug=` of a job tells of a value. Where no number is finite the least is larger than the most."""
 
 ARGSORT = define("argsort")
 """x -> int64, the places of the elements along the last axis in ascending order; equal ones as they

@@ -1,0 +1,301 @@
+"""Looking inside a job: prints, checks, breakpoints, and the op that made the first NaN."""
+
+import builtins
+
+import numpy as np
+import pytest
+from error_texts import raises
+
+import actorflow as af
+from actorflow import nn
+from actorflow.run.broken_steps import NonFiniteLoss
+from compiler.contract.errors import CompileError, PlanFormatError
+from compiler.contract.plan import Plan
+
+ROWS = np.random.default_rng(0).standard_normal((64, 4)).astype(np.float32)
+"""Batches of 8 for 8 steps."""
+
+
+def source(x=ROWS, batch=8):
+    return af.data.ArraySource({"x": x}, batch=batch, shuffle=False)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def __call__(self, x):
+        return self.b(af.tanh(self.a(x)))
+
+
+def loss(model, batch):
+    return (model(batch.x) ** 2.0).mean()
+
+
+def fit(job, model=None, data=None, steps=2, **options):
+    return job.fit(model or Net(), data or source(), steps=steps, progress=False, **options)
+
+
+def sums(text):
+    """Return the numbers of the lines that a print has made."""
+    return [float(line.split()[-1]) for line in text.splitlines()]
+
+
+def test_a_print_shows_what_each_step_computed_in_the_order_of_the_program(capsys):
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        af.debug.print("first {:.4f} of {}", batch.x.sum(), batch.x[0, :2])
+        af.debug.print("then {}", batch.x.shape[0])
+        return loss(model, batch)
+
+    fit(train, steps=3)
+    expected = [
+        line
+        for x in ROWS.reshape(8, 8, 4)[:3]
+        for line in (f"first {x.sum(dtype=np.float64):.4f} of {x[0, :2]}", "then 8")
+    ]
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_a_print_without_tensors_happens_once_a_step(capsys):
+    @af.job(train=False)
+    def evaluate(model, batch):
+        af.debug.print("here")
+        return model(batch.x)
+
+    assert len([*evaluate.stream(Net(), source(), steps=8)]) == 8
+    assert capsys.readouterr().out == "here\n" * 8
+
+
+def test_a_step_with_prints_computes_the_bits_of_one_without(capsys):
+    def watched(model, batch):
+        h = model.a(batch.x)
+        af.debug.print("{}", h)
+        af.debug.check(h * 2.0)
+        y = model.b(af.tanh(h))
+        af.debug.print("{}", af.tanh(h))
+        return (y**2.0).mean()
+
+    results = []
+    for function in (watched, loss):
+        model = Net()
+        job = af.job(function, optimizer=af.optim.AdamW(1e-2))
+        results.append((fit(job, model, steps=4).metrics, model.state()))
+    (metrics, state), (metrics_without, state_without) = results
+    assert metrics == metrics_without
+    for name, array in state.items():
+        np.testing.assert_array_equal(array, state_without[name])
+
+
+def test_each_batch_of_a_step_is_shown_though_outputs_are_means(capsys):
+    @af.job(optimizer=af.optim.SGD(0.1), accumulate=4)
+    def train(model, batch):
+        af.debug.print("{:.4f}", batch.x.sum())
+        return loss(model, batch)
+
+    metrics = fit(train, steps=2).metrics
+    assert sums(capsys.readouterr().out) == pytest.approx(ROWS.reshape(8, 32).sum(1), abs=1e-4)
+    assert set(metrics) == {"loss"}
+
+
+def test_metrics_of_several_steps_that_come_together_are_shown_one_by_one(capsys):
+    @af.job(optimizer=af.optim.SGD(0.1), metrics_every=4)
+    def train(model, batch):
+        af.debug.print("{:.4f}", batch.x.sum())
+        return loss(model, batch)
+
+    fit(train, steps=6)
+    assert sums(capsys.readouterr().out) == pytest.approx(ROWS.reshape(8, 32).sum(1)[:6], abs=1e-4)
+
+
+@pytest.mark.parametrize("is_reverse", [False, True])
+def test_a_print_in_a_scan_happens_at_each_iteration_in_its_order(is_reverse, capsys):
+    @af.job(optimizer=af.optim.SGD(0.1), trainable=["b.weight"])
+    def train(model, batch):
+        def step(carry, row):
+            af.debug.print("carry {}", carry.to("int64"))
+            af.debug.print("row {}", row.to("int64"))
+            return carry + row, None
+
+        total, _ = af.scan(step, af.zeros(()), batch.i, reverse=is_reverse)
+        return (model.b.weight * total).mean()
+
+    data = af.data.ArraySource({"i": np.arange(1, 5, dtype=np.float32)}, batch=4, shuffle=False)
+    fit(train, data=data, steps=1)
+    rows = [4, 3, 2, 1] if is_reverse else [1, 2, 3, 4]
+    carries = [0, *np.cumsum(rows)[:-1]]
+    expected = [
+        f"{n} {v}"
+        for c, r in zip(carries, rows, strict=True)
+        for n, v in (("carry", c), ("row", r))
+    ]
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_a_print_in_a_scan_of_a_scan_names_every_pair(capsys):
+    @af.job(train=False)
+    def pairs(model, batch):
+        def outer(carry, i):
+            def inner(held, j):
+                af.debug.print("{} {}", i, j)
+                return held, None
+
+            return af.scan(inner, carry, batch.j)[0], None
+
+        return af.scan(outer, af.zeros(()), batch.i)[0]
+
+    arrays = {"i": np.arange(2, dtype=np.int64), "j": np.arange(2, dtype=np.int64) + 7}
+    pairs.step(Net(), arrays)
+    assert capsys.readouterr().out.splitlines() == ["0 7", "0 8", "1 7", "1 8"]
+
+
+def test_a_check_names_the_step_the_batch_and_its_line():
+    @af.job(optimizer=af.optim.SGD(0.1), accumulate=2)
+    def train(model, batch):
+        af.debug.check(batch.x)
+        return loss(model, batch)
+
+    x = ROWS.copy()
+    x[8 * 5] = np.nan
+    with raises(af.debug.CheckFailed):
+        fit(train, data=source(x), steps=4)
+
+
+def test_a_check_by_a_predicate_names_it():
+    def is_small(array):
+        return np.abs(array).max() < 2.0
+
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        af.debug.check(batch.x, is_small)
+        return loss(model, batch)
+
+    fit(train, data=source(np.clip(ROWS, -1.5, 1.5)))
+    with raises(af.debug.CheckFailed):
+        fit(train, data=source(ROWS * 0 + 3))
+
+
+def test_a_predicate_that_raises_is_told_with_its_line():
+    @af.job(train=False)
+    def evaluate(model, batch):
+        af.debug.check(batch.x, lambda array: array.no_such_method())
+        return model(batch.x)
+
+    with raises(af.debug.CheckFailed):
+        evaluate.step(Net(), {"x": ROWS[:8]})
+
+
+def test_a_predicate_is_that_of_the_newest_trace():
+    limit = 10.0
+
+    @af.job(train=False)
+    def evaluate(model, batch):
+        af.debug.check(batch.x, lambda array: array.max() < limit)
+        return model(batch.x)
+
+    model, batch = Net(), {"x": ROWS[:8]}
+    evaluate.step(model, batch)
+    limit = 0.0
+    with pytest.raises(af.debug.CheckFailed):
+        evaluate.step(model, batch)
+
+
+def test_a_check_of_an_evaluation_is_made_by_the_predicate_of_its_job():
+    @af.job(train=False)
+    def watched(model, batch):
+        value = loss(model, batch)
+        af.debug.check(value, lambda array: array < 0)
+        return value
+
+    train = af.job(loss, optimizer=af.optim.SGD(0.1))
+    with raises(af.debug.CheckFailed):
+        fit(train, evaluation=af.Evaluation(watched, source(), every=1, batches=2))
+
+
+def test_a_breakpoint_has_the_values_and_holds_the_run(monkeypatch):
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        h = model.a(batch.x)
+        af.debug.breakpoint(h, h.sum())
+        return (model.b(h) ** 2.0).mean()
+
+    model, seen, weights = Net(), [], []
+
+    def stop():
+        import sys
+
+        seen.append(sys._getframe(1).f_locals["values"])
+        weights.append(model.state()["a.weight"])
+
+    monkeypatch.setattr(builtins, "breakpoint", stop)
+    fit(train, model, steps=3)
+    for (h, total), x in zip(seen, ROWS.reshape(8, 8, 4), strict=False):
+        assert h.shape == (8, 8)
+        assert total == pytest.approx(h.sum(), abs=1e-3)
+    assert len(seen) == 3
+    assert not np.array_equal(weights[0], weights[1])
+
+
+def test_a_plan_from_a_file_prints_and_leaves_out_predicates(tmp_path, capsys, caplog):
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        af.debug.print("sum {:.4f}", batch.x.sum())
+        af.debug.check(batch.x, lambda array: False)
+        return loss(model, batch)
+
+    train.compile(Net(), source()).save(tmp_path / "plan")
+    runner = af.Runner(Plan.load(tmp_path / "plan"))
+    warnings = []
+    for _ in runner.stream(source(), steps=2):
+        warnings = [r.message for r in caplog.records]
+    assert len(sums(capsys.readouterr().out)) == 2
+    assert len([text for text in warnings if "af.debug.check is left out" in text]) == 1
+
+
+def test_a_plan_with_a_probe_that_is_none_is_refused():
+    from compiler.contract.probe import ValueRange, read_probe
+
+    for name in ("debug/", "debug/1/0/shout//x", "debug/1/0/print/a/x", "debug/-1/0/print//"):
+        with pytest.raises(PlanFormatError):
+            read_probe(name)
+    for text in ("", "a|b|c|d", "a|b|1,-2|d"):
+        with pytest.raises(PlanFormatError):
+            ValueRange.parse(text)
+
+
+MISUSES = {
+    "format": lambda x: af.debug.print("{:.3f}", x),
+    "too_few": lambda x: af.debug.print("{}", x, x),
+    "too_many": lambda x: af.debug.print("{} {}", x),
+    "no_format": lambda x: af.debug.print(x),
+    "unclosed": lambda x: af.debug.print("{", x),
+    "integer": lambda x: af.debug.check((x * 2.0).to("int64")),
+    "text": lambda x: af.debug.check("x"),
+    "predicate": lambda x: af.debug.check(x, 3),
+    "cond": lambda x: af.cond(x.sum() > 0, lambda: [af.debug.print("{}", x), x][1], lambda: x),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_misuses_are_errors_on_the_line_of_the_user(misuse):
+    @af.job(train=False)
+    def evaluate(model, batch):
+        MISUSES[misuse](batch.x)
+        return batch.x
+
+    with raises(CompileError):
+        evaluate.step(Net(), {"x": ROWS[:8]})
+
+
+def test_outside_of_a_job_there_is_nothing_to_look_into():
+    with raises(CompileError):
+        af.debug.print("x")
+    with raises(CompileError):
+        af.debug.check(ROWS)
+    with raises(CompileError):
+        af.debug.breakpoint()
+
+
+def test_an_output_may_not_have_the_name_of_a_probe():
+    with raises(CompileError):
+        af.job(lambda model, batch: {"debug/1": batch.x}, train=False).step(Net(), {"x": ROWS})
