@@ -64,16 +64,16 @@ def losses_of(plan: Plan) -> tuple[str, ...]:
 
 def losses_with_lines(plan: Plan) -> dict[str, str]:
     """Return the user's line of each loss, "" for one that is no output, by name."""
-    lines = sink_lines(plan, "metrics")
+    outputs = sink_fields(plan, "metrics")
+    lines = {f.name: str(plan.sources[f.source]) for f in reversed(outputs)}
     return {name: lines.get(name, "") for name in losses_of(plan)}
 
 
-def sink_lines(plan: Plan, name: str) -> dict[str, str]:
-    """Return the user's line of each output that comes to a sink, by the output's name."""
+def sink_fields(plan: Plan, name: str) -> list[Field]:
+    """Return the outputs that come to a sink."""
     sink = next(a for a in plan.actors if a.name == name)
     registers = [port.register for port in sink.inputs]
-    outputs = [f for f in plan.fields if f.register in registers]
-    return {f.name: str(plan.sources[f.source]) for f in reversed(outputs)}
+    return [f for f in plan.fields if f.register in registers]
 
 
 def takes_snapshots(plan: Plan) -> bool:

@@ -13,32 +13,35 @@ parameter.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from actorflow.compile.plan_facts import sink_lines
+from actorflow.compile.plan_facts import sink_fields
 from actorflow.environment.settings import is_worth_a_line
 from actorflow.options.run_spec import RAISE, SKIP
 from actorflow.run.broken_steps import NonFiniteLoss, is_scaled
-from actorflow.tensor.probes import Moment, Predicate, fire, range_text
+from actorflow.tensor.probes import Moment, Predicate, check_format, fire, range_text
 from actors.machine.protocol import Token
 from compiler.contract.errors import PlanFormatError
 from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import Field
 from compiler.contract.probe import Probe, ProbeKind, ValueRange, is_probe, read_probe
+from compiler.contract.types import TensorType
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A probe of a plan: the outputs that are its operands, and the user's line."""
+    """A probe of a plan: the outputs that are its operands, the user's line, types within loops."""
 
     probe: Probe
     names: tuple[str, ...]
     line: str
+    types: tuple[TensorType, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +79,15 @@ class ProbeReader:
     """
 
     def __init__(self, plan: Plan, sink: str, options: ProbeOptions) -> None:
-        probes = _probes_of(sink_lines(plan, sink))
+        probes = _probes_of(plan, sink)
         self._options = options
         self._moment_of = "evaluation" if sink != "metrics" else "step"
         self._ranges = RangeReader(plan, [s for s in probes if _is_range(s)], options)
         self._shown = [shown for shown in probes if not _is_range(shown)]
         for shown in self._shown:
             probe = shown.probe
+            if probe.kind is ProbeKind.PRINT:
+                check_format(probe.text, shown.types, shown.line)
             if probe.kind is ProbeKind.CHECK and probe.text and self._predicate(probe) is None:
                 options.warn(
                     f"{shown.line}: af.debug.check is left out: its predicate {probe.text} is code"
@@ -153,23 +158,31 @@ def _is_range(shown: _Shown) -> bool:
     return shown.probe.kind is ProbeKind.RANGE
 
 
-def _probes_of(lines: Mapping[str, str]) -> list[_Shown]:
-    """Return the probes among some outputs, in the order of the program."""
-    operands: dict[int, dict[int, str]] = {}
+def _probes_of(plan: Plan, sink: str) -> list[_Shown]:
+    """Return the probes among the outputs that come to a sink, in the order of the program."""
+    operands: dict[int, dict[int, Field]] = {}
     probes: dict[int, Probe] = {}
-    for name in filter(is_probe, lines):
-        probe, operand = read_probe(name)
-        operands.setdefault(probe.number, {})[operand] = name
-        if operand == 0:
-            probes[probe.number] = probe
-    shown = []
-    for number in sorted(operands):
-        names = operands[number]
-        if sorted(names) != list(range(len(names))) or number not in probes:
-            raise PlanFormatError(f"probe {number} of the plan lacks some of its operands")
-        ordered = tuple([names[operand] for operand in range(len(names))])
-        shown.append(_Shown(probes[number], ordered, lines[ordered[0]]))
-    return shown
+    for field in sink_fields(plan, sink):
+        if is_probe(field.name):
+            probe, operand = read_probe(field.name)
+            operands.setdefault(probe.number, {})[operand] = field
+            if operand == 0:
+                probes[probe.number] = probe
+    return [_shown(plan, probes.get(n), operands[n]) for n in sorted(operands)]
+
+
+def _shown(plan: Plan, probe: Probe | None, operands: Mapping[int, Field]) -> _Shown:
+    """Return a probe of a plan with its operands. Raises PlanFormatError where it lacks some."""
+    fields = [operands[operand] for operand in sorted(operands)]
+    types = [plan.views[field.view].type for field in fields]
+    is_whole = probe is not None and sorted(operands) == list(range(len(operands)))
+    if probe is None or not is_whole or min([t.rank for t in types]) < len(probe.loops):
+        raise PlanFormatError(f"the plan has a probe {fields[0].name!a:.60} without its operands")
+    if probe.kind is ProbeKind.RANGE and len(fields) != 4:
+        raise PlanFormatError(f"the plan has a value range of {len(fields)} numbers, expected 4")
+    names, depth = tuple([field.name for field in fields]), len(probe.loops)
+    within = tuple([replace(type_, shape=type_.shape[depth:]) for type_ in types])
+    return _Shown(probe, names, str(plan.sources[fields[0].source]), within)
 
 
 class RangeReader:
@@ -186,58 +199,72 @@ class RangeReader:
         for _, row in self._rows.values():
             if not {*row.inputs} <= {*self._rows}:
                 raise PlanFormatError("a value range of the plan reads one that is not there")
-        self._first_bad = 2  # of least, most, NaN, infinite: where counts begin
         self._has_infinities = plan.option("debug") == "inf"
         self._options = options
         self._policy = SKIP if is_scaled(plan) else options.on_nan
         self._num_told = 0
-        # Told of a batch by one number each; the rest is read once something is found.
         self._ops = [n for n, (_, row) in self._rows.items() if row.phase]
 
     def see(self, token: Token, text: str) -> None:
         """Look at the values of one batch. Raises NonFiniteLoss, naming the op."""
-        for number in self._ops:
-            names = self._rows[number][0].names
-            if names[0] in token and self._is_broken(self._counts(token, number)):
-                self._report(number, token, text)
-                return
+        ops = [n for n in self._ops if self._rows[n][0].names[0] in token]
+        if not any([self._is_broken(self._counts(token, n)) for n in ops]):
+            return
+        found = self._first(ops, token, ())
+        if found is not None:
+            number, at = found
+            iterations = "".join([f", iteration {step}" for step in at])
+            self._report(number, token, at, text + iterations)
 
-    def _counts(self, token: Token, number: int) -> list[float]:
-        """Return least, most, NaN and infinities of a value; over all steps of a loop."""
-        values = [token[name] for name in self._rows[number][0].names]
-        least, most, num_nan, num_inf = values
-        return [float(least.min()), float(most.max()), float(num_nan.sum()), float(num_inf.sum())]
+    def _first(
+        self, ops: Sequence[int], token: Token, at: tuple[int, ...]
+    ) -> tuple[int, tuple[int, ...]] | None:
+        """Return the first op with a broken result, and the iterations of the loops around it."""
+        for loop, grouped in groupby(ops, lambda n: self._loops(n)[len(at) : len(at) + 1]):
+            group = list(grouped)
+            if not loop:
+                broken = [n for n in group if self._is_broken(self._counts(token, n, at))]
+                if broken:
+                    return broken[0], at
+                continue
+            length = len(token[self._rows[group[0]][0].names[0]][at])
+            for step in range(length)[:: -1 if loop[0] < 0 else 1]:
+                found = self._first(group, token, (*at, step))
+                if found is not None:
+                    return found
+        return None
+
+    def _loops(self, number: int) -> tuple[int, ...]:
+        return self._rows[number][0].probe.loops
+
+    def _counts(self, token: Token, number: int, at: tuple[int, ...] = ()) -> list[float]:
+        """Return least, most, NaN and infinities of a value, over loops that `at` does not fix."""
+        at = at[: len(self._loops(number))]
+        least, most, *counts = [token[name][at] for name in self._rows[number][0].names]
+        return [float(least.min()), float(most.max()), *[float(c.sum()) for c in counts]]
 
     def _is_broken(self, counts: Sequence[float]) -> bool:
         _, _, num_nan, num_inf = counts
         return num_nan > 0 or (self._has_infinities and num_inf > 0)
 
-    def _report(self, number: int, token: Token, text: str) -> None:
+    def _report(self, number: int, token: Token, at: tuple[int, ...], text: str) -> None:
         shown, row = self._rows[number]
         inputs = [n for n in dict.fromkeys(row.inputs) if self._rows[n][0].names[0] in token]
-        broken = [n for n in inputs if self._is_broken(self._counts(token, n))]
-        reads = "; ".join([f"{self._named(n)}: {self._words(token, n)}" for n in inputs])
-        what = f"{self._options.rank}{row.what} ({shown.line}, {row.phase} pass)"
-        found = self._words(token, number)
+        words = {n: range_text(*self._counts(token, n, at)) for n in (number, *inputs)}
+        broken = [n for n in inputs if self._is_broken(self._counts(token, n, at))]
+        what = f"{row.what} ({shown.line}, {row.phase} pass)"
         if broken:
-            came = " and ".join(
-                [f"{self._rows[n][1].what} ({self._words(token, n)})" for n in broken]
-            )
+            came = " and ".join([f"{self._rows[n][1].what} ({words[n]})" for n in broken])
             message = f"{came} was not finite already {text}, when {what} read it"
         else:
+            named = [f"{self._rows[n][1].what}, {self._rows[n][1].type} {words[n]}" for n in inputs]
             message = (
-                f"{what} is the first op whose result is not finite {text}: {row.type} {found};"
-                f" it reads {reads or 'no floats'}"
+                f"{what} is the first op whose result is not finite {text}: {row.type}"
+                f" {words[number]}; it reads {'; '.join(named) or 'no floats'}"
             )
+        message = f"{self._options.rank}{message}"
         if self._policy == RAISE:
             raise NonFiniteLoss(message)
         self._num_told += 1
         if is_worth_a_line(self._num_told):
             self._options.warn(message)
-
-    def _named(self, number: int) -> str:
-        shown, row = self._rows[number]
-        return f"{row.what} ({shown.line}), {row.type}"
-
-    def _words(self, token: Token, number: int) -> str:
-        return range_text(*self._counts(token, number))

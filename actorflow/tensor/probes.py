@@ -6,6 +6,7 @@ once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
@@ -50,10 +51,9 @@ class Moment:
 def check_format(text: str, types: Sequence[TensorType], where: object) -> None:
     """Raise CompileError, with the user's line, for a format that does not fit its operands."""
     try:
-        fields = [name for _, name, _, _ in Formatter().parse(text) if name is not None]
-        samples = [np.zeros((1,) * t.rank, _plain(t)) for t in types]
-        formatted(text, samples)
-    except (ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+        fields = _fields(text)
+        formatted(text, [np.zeros((1,) * t.rank, _plain(t)) for t in types])
+    except (ValueError, TypeError, IndexError) as error:
         given = ", ".join(map(str, types)) or "no tensors"
         raise CompileError(
             f"{where}: the format {text!r} of af.debug.print does not fit {given}: {error}. Write a"
@@ -65,6 +65,26 @@ def check_format(text: str, types: Sequence[TensorType], where: object) -> None:
             f"{where}: the format {text!r} of af.debug.print has {len(fields)} fields for"
             f" {len(types)} tensors; write a {{}} for each"
         )
+
+
+_WIDE = re.compile(r"\d{4}")
+
+
+def _fields(text: str) -> list[str]:
+    """Return the fields of a format. Raises ValueError for one that looks into its operand.
+
+    Formats come with plans, so they may do nothing but show: no attributes, no endless width.
+    """
+    fields: list[str] = []
+    for _, name, form, _ in Formatter().parse(text):
+        if name is None:
+            continue
+        if name and not name.isdecimal():
+            raise ValueError(f"a field is {{}}, or a number, not {{{name}}}")
+        if "{" in (form or "") or _WIDE.search(form or ""):
+            raise ValueError(f"the form {form!r} is none of up to 999 letters")
+        fields.append(name)
+    return fields
 
 
 def _plain(type_: TensorType) -> str:

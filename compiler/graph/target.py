@@ -317,8 +317,8 @@ GRAD_NORM = "grad_norm"
 """The norm of the gradients of a step, before they are clipped: an output."""
 
 _IF_GIVEN = (
-    "waits_for_listener", "debug", "gpu", "deterministic", "clip_norm", "clip_value", "losses", "mesh",
-    "hosts", "zero",
+    "waits_for_listener", "gpu", "deterministic", "clip_norm", "clip_value", "losses", "mesh",
+    "hosts", "zero", "debug",
 )  # fmt: skip
 """Options that are recorded only where they are given, as most plans have none."""
 
@@ -376,10 +376,10 @@ class CompileOptions:
     the norm of all gradients of a step, and each of their elements, is kept below; 0: as they are.
     `losses`: the outputs that gradients are of, where they are not just "loss".
     `skips_broken_steps`: whether a step whose loss or gradients are not finite changes nothing but
-    the counters. `debug`: "nan" or "inf", of which every value is told how much it has; "" for a plan
-    that tells nothing. `gpu`: what a CUDA device is planned as, and `deterministic`: whether libraries
-    choose by a fixed rule there; both are recorded only where they are given. `verify`: run the
-    graph verifier between passes.
+    the counters. `debug`: what ends a run that meets it, "nan" or "inf", so that the plan shows the
+    range of every value; "" for a plan that does not. `gpu`: what a CUDA device is planned as, and
+    `deterministic`: whether libraries choose by a fixed rule there; both are recorded only where
+    they are given. `verify`: run the graph verifier between passes.
     """
 
     name: str

@@ -5,9 +5,10 @@
 Each float that an op computes gets a node that reads it, whose results are outputs of a probe
 (`compiler.contract.probe`) with the op's name, module, phase and the ranges of what it reads. So a
 run can name the first op whose result is not finite, in the order of the graph, of any device and
-rank, for each batch. Views are told by what they show; of variables, batches and what other ranks
-send it is told what they bring. What writes over a variable is left out: that is told by the next
-step, which begins with it.
+rank, for each batch. The body of a scan hands out those of all its iterations; the branches of a
+choice and loops of unknown length are told by their results. Views are told by what they show; of
+variables, batches and what other ranks send it is told what they bring. What writes over a variable
+is left out: the next step begins with it, and tells.
 
 It runs after the work is shared among ranks and products have their precision, on what is computed
 indeed, and before fusion, while each node is an op of the user's or of a gradient. A value that is
@@ -18,51 +19,100 @@ Guarantees: all nodes of before are there, with their inputs; what was an output
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count, islice
+
 from compiler.contract.probe import Probe, ProbeKind, ValueRange, is_probe, read_probe
 from compiler.contract.types import HALVES, DType, ValueId
 from compiler.graph.graph import Graph, GraphBuilder, Node, Output
 from compiler.graph.registry import has_effect, is_comm, is_source, view
 from compiler.ops.families.along import VALUE_RANGE
-from compiler.ops.primitives.shape import cast_to, reshape_to
+from compiler.ops.families.loops import SCAN, ScanParts
+from compiler.ops.primitives.body import finish_body
+from compiler.ops.primitives.shape import COPY, cast_to, reshape_to
 from compiler.ops.primitives.sources import INPUT, OF_MODEL, VARIABLE
+
+_Found = tuple[Probe, tuple[ValueId, ...], Node]
+"""A range: its probe, the values that are its operands, and the node whose result it is of."""
 
 
 def show_ranges(graph: Graph) -> Graph:
     """Return the graph with a range of every float that it computes. O(nodes)."""
-    return _Ranges(graph).run()
+    shown = [read_probe(o.name)[0].number for o in graph.outputs if is_probe(o.name)]
+    ranges = _Ranges(graph, count(1 + max(shown, default=0)))
+    b = ranges.copy()
+    b.freeze_as(graph, ranges.new_id)
+    for probe, values, _ in ranges.found:
+        b.outputs += [Output(probe.name(i), value) for i, value in enumerate(values)]
+    return b.freeze()
 
 
 class _Ranges:
-    """A copy of a graph, node by node, with a range behind each that makes floats."""
+    """A copy of a graph, node by node, with a range behind each that makes floats.
 
-    def __init__(self, graph: Graph) -> None:
+    `numbers` are those of the probes. Of the body of a scan, `operands` says what its inputs are.
+    """
+
+    def __init__(
+        self, graph: Graph, numbers: Iterator[int], operands: tuple[str, ...] = ()
+    ) -> None:
         self._graph = graph
+        self._numbers = numbers
+        self._operands = iter(operands)
         self._b = GraphBuilder()
-        self._new_id: list[ValueId] = [ValueId(-1)] * len(graph.types)
         self._number: dict[ValueId, int] = {}
         """By value of the old graph, the number of the probe of its range."""
-        probes = [read_probe(o.name)[0].number for o in graph.outputs if is_probe(o.name)]
-        self._next = 1 + max(probes, default=0)
-        self._outputs: list[Output] = []
+        self.new_id: list[ValueId] = [ValueId(-1)] * len(graph.types)
+        self.found: list[_Found] = []
 
-    def run(self) -> Graph:
-        graph, b = self._graph, self._b
-        for node in graph.nodes:
-            inputs = tuple([self._new_id[v] for v in node.inputs])
-            outputs = b.copy(node, inputs, [graph.types[v] for v in node.outputs])
+    def copy(self) -> GraphBuilder:
+        """Return a builder with all nodes and ranges, and no outputs yet."""
+        for node in self._graph.nodes:
+            inputs = tuple([self.new_id[v] for v in node.inputs])
+            if node.op is SCAN:
+                outputs = self._scan(node, inputs)
+            else:
+                types = [self._graph.types[v] for v in node.outputs]
+                outputs = self._b.copy(node, inputs, types)
             for old, new in zip(node.outputs, outputs, strict=True):
-                self._new_id[old] = new
+                self.new_id[old] = new
             self._show(node)
-        b.freeze_as(graph, self._new_id)
-        b.outputs += self._outputs
-        return b.freeze()
+        return self._b
+
+    def _scan(self, node: Node, inputs: tuple[ValueId, ...]) -> tuple[ValueId, ...]:
+        """Emit a scan whose body hands out the ranges of its iterations; return its own results."""
+        cut, where = ScanParts.of(node.attrs), _described(node)
+        kinds = ["carry"] * cut.carries + ["entry of operand"] * cut.xs
+        kinds += ["operand"] * (len(inputs) - len(kinds))
+        inside = _Ranges(
+            cut.body.graph,
+            self._numbers,
+            tuple([f"{k} {i} of {where}" for i, k in enumerate(kinds)]),
+        )
+        b = inside.copy()
+        results = [inside.new_id[v] for v in cut.body.results]
+        body = finish_body(b, [*results, *[v for _, values, _ in inside.found for v in values]])
+        with self._b.like_node(node):
+            outputs = iter(self._b.emit(SCAN, inputs, {**node.attrs, "body": body}))
+        own = tuple(islice(outputs, len(node.outputs)))
+        loop = next(self._numbers)
+        loop = -loop if node.attrs.bool_("reverse") else loop
+        for probe, values, of in inside.found:
+            first, *others = islice(outputs, len(values))
+            # A node of its own, so that the output has the line within the loop.
+            with self._b.like_node(replace(of, device=node.device, stage=node.stage)):
+                first = self._b.emit_one(COPY, first)
+            probe = replace(probe, loops=(loop, *probe.loops))
+            self.found.append((probe, (first, *others), of))
+        return own
 
     def _show(self, node: Node) -> None:
         if view.has(node.op):
             if node.inputs[0] in self._number:
                 self._number[node.outputs[0]] = self._number[node.inputs[0]]
             return
-        what = _described(node)
+        what = _described(node) if node.op is not INPUT else next(self._operands, _described(node))
         if not what or node.writes or has_effect.get(node.op):
             return
         is_given = is_source.get(node.op) or is_comm.get(node.op)
@@ -76,17 +126,15 @@ class _Ranges:
             self._range_of(node, value, ValueRange(phase, named, str(type_), tuple(reads)))
 
     def _range_of(self, node: Node, value: ValueId, row: ValueRange) -> None:
-        """Emit the range of a value, as outputs of a probe."""
-        probe = Probe(self._next, ProbeKind.RANGE, row.text())
-        self._number[value] = self._next
-        self._next += 1
+        """Emit the range of a value."""
+        probe = Probe(next(self._numbers), ProbeKind.RANGE, row.text())
+        self._number[value] = probe.number
         with self._b.like_node(node):
-            wide, type_ = self._new_id[value], self._graph.types[value]
+            wide, type_ = self.new_id[value], self._graph.types[value]
             if type_.dtype in HALVES:
                 wide = cast_to(self._b, wide, DType.FLOAT32)
             flat = reshape_to(self._b, wide, (1, type_.num_elements))
-            results = self._b.emit(VALUE_RANGE, [flat])
-        self._outputs += [Output(probe.name(i), v) for i, v in enumerate(results)]
+            self.found.append((probe, self._b.emit(VALUE_RANGE, [flat]), node))
 
 
 def _described(node: Node) -> str:

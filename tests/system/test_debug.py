@@ -8,6 +8,7 @@ from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
+from actorflow.environment.settings import SettingsError
 from actorflow.run.broken_steps import NonFiniteLoss
 from compiler.contract.errors import CompileError, PlanFormatError
 from compiler.contract.plan import Plan
@@ -229,7 +230,7 @@ def test_a_breakpoint_has_the_values_and_holds_the_run(monkeypatch):
 
     monkeypatch.setattr(builtins, "breakpoint", stop)
     fit(train, model, steps=3)
-    for (h, total), x in zip(seen, ROWS.reshape(8, 8, 4), strict=False):
+    for h, total in seen:
         assert h.shape == (8, 8)
         assert total == pytest.approx(h.sum(), abs=1e-3)
     assert len(seen) == 3
@@ -299,3 +300,148 @@ def test_outside_of_a_job_there_is_nothing_to_look_into():
 def test_an_output_may_not_have_the_name_of_a_probe():
     with raises(CompileError):
         af.job(lambda model, batch: {"debug/1": batch.x}, train=False).step(Net(), {"x": ROWS})
+
+
+# The op that made the first NaN.
+
+
+class Root(nn.Module):
+    """The value is finite at 0, and the gradient is not."""
+
+    def __init__(self):
+        self.layer = nn.Linear(4, 3, bias=False)
+
+    def __call__(self, x):
+        return af.sqrt(self.layer(x) ** 2.0)
+
+
+class Log(nn.Module):
+    def __init__(self):
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def __call__(self, x):
+        return self.b(af.log(self.a(x)))
+
+
+def with_value(value, row, x=ROWS):
+    changed = x.copy()
+    changed[row, 0] = value
+    return changed
+
+
+def mean(model, batch):
+    return model(batch.x).mean()
+
+
+def test_the_error_of_a_broken_loss_names_the_switch():
+    with raises(NonFiniteLoss):
+        fit(af.job(mean, optimizer=af.optim.SGD(0.1)), Log())
+
+
+@pytest.mark.parametrize("is_asked_by", ["option", "environment"])
+def test_the_op_of_the_first_nan_is_named_with_its_line_and_what_it_reads(is_asked_by, monkeypatch):
+    options = {"debug": "nan"} if is_asked_by == "option" else {}
+    if not options:
+        monkeypatch.setenv("ACTORFLOW_DEBUG", "nan")
+    with raises(NonFiniteLoss):
+        fit(af.job(mean, optimizer=af.optim.SGD(0.1), **options), Log())
+
+
+def test_a_gradient_is_named_where_its_forward_pass_is_finite():
+    train = af.job(mean, optimizer=af.optim.SGD(0.1), debug="nan")
+    with raises(NonFiniteLoss):
+        fit(train, Root(), source(ROWS * 0))
+
+
+def test_an_infinity_counts_where_it_is_asked_for():
+    def exponential(model, batch):
+        y = af.exp(model(batch.x) * 1e4)
+        return af.where(y < 1.0, y, 0.0).sum()
+
+    train = af.job(exponential, optimizer=af.optim.SGD(1e-9), debug="nan", trainable=["b.bias"])
+    evaluate = af.job(exponential, train=False, debug="inf")
+    model = Net()
+    af.job(exponential, train=False, debug="nan").step(model, {"x": ROWS})
+    with raises(NonFiniteLoss):
+        evaluate.step(model, {"x": ROWS})
+    assert train.options.debug == "nan"
+
+
+def test_the_third_of_eight_batches_is_told():
+    @af.job(optimizer=af.optim.SGD(0.1), debug="nan", accumulate=8, trainable=["b.bias"])
+    def train(model, batch):
+        return (af.log(batch.x) * model.b.bias).sum()
+
+    with raises(NonFiniteLoss):
+        fit(train, data=source(with_value(-1.0, 2 * 8 + 3, np.abs(ROWS) + 1.0)), steps=1)
+
+
+def test_a_nan_of_the_batch_is_told_from_one_that_an_op_made():
+    train = af.job(loss, optimizer=af.optim.SGD(0.1), debug="nan")
+    with raises(NonFiniteLoss):
+        fit(train, data=source(with_value(np.nan, 12)))
+
+
+def test_a_nan_of_a_parameter_is_told_from_one_that_an_op_made():
+    train = af.job(loss, optimizer=af.optim.SGD(0.1), debug="nan")
+    model = Net()
+    fit(af.job(loss, optimizer=af.optim.SGD(0.1)), model, steps=1)
+    model.b.bias.data = np.full(1, np.nan, np.float32)
+    with raises(NonFiniteLoss):
+        fit(train, model)
+
+
+def test_a_nan_of_the_batch_that_no_op_keeps_is_no_fault():
+    def masked(model, batch):
+        return (model(af.nan_to_num(batch.x)) ** 2.0).mean()
+
+    train = af.job(masked, optimizer=af.optim.SGD(0.1), debug="nan")
+    fit(train, data=source(with_value(np.nan, 12)))
+
+
+def test_the_iteration_of_a_scan_is_told():
+    @af.job(optimizer=af.optim.SGD(0.1), trainable=["b.weight"], debug="nan")
+    def train(model, batch):
+        def step(carry, x):
+            held = carry - x.mean()
+            return held, af.log(held)
+
+        _, ys = af.scan(step, af.zeros(()) + 10.0, batch.x)
+        return (ys.sum() * model.b.weight).sum()
+
+    x = np.ones((8, 4), np.float32) * np.array([1, 2, 3, 3.5, 9, 1, 1, 1], np.float32)[:, None]
+    with raises(NonFiniteLoss):
+        fit(train, data=source(x), steps=1)
+
+
+@pytest.mark.parametrize("on_nan", ["warn", "skip"])
+def test_a_run_that_goes_on_tells_of_the_op_in_its_log(on_nan, caplog):
+    train = af.job(loss, optimizer=af.optim.SGD(0.1), debug="nan")
+    fit(train, data=source(with_value(np.nan, 3)), on_nan=on_nan, steps=2)
+    assert any("batch['x']" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_looking_for_a_nan_changes_no_bit_of_a_training(precision, accumulate):
+    results = []
+    for debug in (None, "inf"):
+        model = Net()
+        job = af.job(
+            loss, optimizer=af.optim.AdamW(1e-2), clip_norm=0.5, precision=precision,
+            accumulate=accumulate, debug=debug,
+        )  # fmt: skip
+        metrics = fit(job, model, steps=3).metrics
+        results.append((metrics, model.state()))
+    (metrics, state), (metrics_without, state_without) = results
+    assert metrics == metrics_without
+    for name, array in state.items():
+        np.testing.assert_array_equal(array, state_without[name])
+
+
+def test_an_unknown_word_is_an_error(monkeypatch):
+    with raises(CompileError):
+        af.job(loss, optimizer=af.optim.SGD(0.1), debug="all")
+    monkeypatch.setenv("ACTORFLOW_DEBUG", "yes")
+    with raises(SettingsError):
+        fit(af.job(loss, optimizer=af.optim.SGD(0.1)))

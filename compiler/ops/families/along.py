@@ -41,6 +41,7 @@ from compiler.ops.language.define import fused_op
 from compiler.ops.language.expressions import Expression
 from compiler.ops.primitives.slicing import PAD, SLICE
 
+
 def _value_range(x: Expression) -> tuple[Expression, ...]:
     is_finite, is_nan = x.abs() < math.inf, x != x
     least, most = is_finite.where(x, math.inf).min(), is_finite.where(x, -math.inf).max()
