@@ -23,7 +23,7 @@ from actorflow.compile.plan_facts import sink_fields
 from actorflow.environment.settings import is_worth_a_line
 from actorflow.options.run_spec import RAISE, SKIP
 from actorflow.run.broken_steps import NonFiniteLoss, is_scaled
-from actorflow.tensor.probes import Moment, Predicate, check_format, fire, range_text
+from actorflow.tensor.probes import Moment, Predicate, fire, range_text, try_format
 from actors.machine.protocol import Token
 from compiler.contract.errors import PlanFormatError
 from compiler.contract.plan import Plan
@@ -87,7 +87,7 @@ class ProbeReader:
         for shown in self._shown:
             probe = shown.probe
             if probe.kind is ProbeKind.PRINT:
-                check_format(probe.text, shown.types, shown.line)
+                _check_format(shown)
             if probe.kind is ProbeKind.CHECK and probe.text and self._predicate(probe) is None:
                 options.warn(
                     f"{shown.line}: af.debug.check is left out: its predicate {probe.text} is code"
@@ -152,6 +152,14 @@ class ProbeReader:
 
     def _predicate(self, probe: Probe) -> Predicate | None:
         return self._options.predicates.get(probe.number)
+
+
+def _check_format(shown: _Shown) -> None:
+    try:
+        try_format(shown.probe.text, shown.types)
+    except (ValueError, TypeError, IndexError) as error:
+        text = f"the plan prints by a format {shown.probe.text!a:.60} at {shown.line}: {error}"
+        raise PlanFormatError(text) from None
 
 
 def _is_range(shown: _Shown) -> bool:

@@ -51,8 +51,7 @@ class Moment:
 def check_format(text: str, types: Sequence[TensorType], where: object) -> None:
     """Raise CompileError, with the user's line, for a format that does not fit its operands."""
     try:
-        fields = _fields(text)
-        formatted(text, [np.zeros((1,) * t.rank, _plain(t)) for t in types])
+        fields = try_format(text, types)
     except (ValueError, TypeError, IndexError) as error:
         given = ", ".join(map(str, types)) or "no tensors"
         raise CompileError(
@@ -65,6 +64,13 @@ def check_format(text: str, types: Sequence[TensorType], where: object) -> None:
             f"{where}: the format {text!r} of af.debug.print has {len(fields)} fields for"
             f" {len(types)} tensors; write a {{}} for each"
         )
+
+
+def try_format(text: str, types: Sequence[TensorType]) -> list[str]:
+    """Return the fields of a format. Raises ValueError, TypeError or IndexError for a misfit."""
+    fields = _fields(text)
+    formatted(text, [np.zeros((1,) * t.rank, _plain(t)) for t in types])
+    return fields
 
 
 _WIDE = re.compile(r"\d{4}")

@@ -5,6 +5,7 @@ import builtins
 import numpy as np
 import pytest
 from error_texts import raises
+from rank_trainings import on_ranks
 
 import actorflow as af
 from actorflow import nn
@@ -445,3 +446,38 @@ def test_an_unknown_word_is_an_error(monkeypatch):
     monkeypatch.setenv("ACTORFLOW_DEBUG", "yes")
     with raises(SettingsError):
         fit(af.job(loss, optimizer=af.optim.SGD(0.1)))
+
+
+@pytest.mark.usefixtures("native_toolchain")
+def test_every_rank_prints_the_whole_tensor_with_its_number(capsys):
+    def watched(model, batch):
+        af.debug.print("{:.4f} {}", batch.x.sum(), batch.x[:2, 0])
+        return loss(model, batch)
+
+    def one(group):
+        job = af.job(watched, optimizer=af.optim.SGD(0.1), mesh=af.Mesh(data=2))
+        plan = job.compile(Net(), source(), rank=group.rank)
+        af.Runner(plan, group=group).fit(source(), steps=2, progress=False)
+
+    on_ranks(af.Mesh(data=2), one)
+    lines = capsys.readouterr().out.splitlines()
+    for rank in (0, 1):
+        mine = [line for line in lines if line.startswith(f"[rank {rank}] ")]
+        assert mine == [
+            f"[rank {rank}] {x.sum():.4f} {x[:2, 0]}" for x in ROWS.reshape(8, 8, 4)[:2]
+        ]
+
+
+@pytest.mark.usefixtures("native_toolchain")
+def test_the_rank_that_made_a_nan_names_its_op():
+    def one(group):
+        job = af.job(mean, optimizer=af.optim.SGD(0.1), mesh=af.Mesh(data=2), debug="nan", seed=3)
+        plan = job.compile(Log(), source(), rank=group.rank)
+        try:
+            af.Runner(plan, group=group, seed=3).fit(source(), steps=2, progress=False)
+        except af.ActorflowError as error:
+            return str(error)
+        return ""
+
+    texts = on_ranks(af.Mesh(data=2), one)
+    assert [text for text in texts if "log (" in text and "is the first op" in text], texts
