@@ -48,6 +48,7 @@ from actorflow.tensor.layouts import (  # noqa: E402
     broadcast,
     device,
     partial,
+    precision,
     stage,
 )
 from actorflow.tensor.tensor import (  # noqa: E402
@@ -155,6 +156,7 @@ __all__ = [
     "op",
     "optim",
     "partial",
+    "precision",
     "seed",
     "stage",
     *_functions,

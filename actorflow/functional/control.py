@@ -140,6 +140,7 @@ class InnerTrace(Trace):
         self.taken: dict[ValueId, ValueId] = {}
         self.batches_per_step = outer.batches_per_step
         self.regions = [0]
+        self.num_precise = outer.num_precise
         self._what = what
         self._scope = outer._scope
         self._module_paths = outer._module_paths

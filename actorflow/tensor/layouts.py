@@ -308,6 +308,42 @@ def device(name: str) -> DeviceRegion:
     return DeviceRegion(name)
 
 
+class PrecisionRegion:
+    """A region of a job whose products are in float32; see `precision`. May be entered often."""
+
+    def __enter__(self) -> None:
+        trace = current_trace()
+        if trace is None:
+            raise CompileError(
+                f"{find_source()}: af.precision is about products of a job, and none is traced; use"
+                " it inside of a function decorated with @af.job"
+            )
+        trace.num_precise += 1
+
+    def __exit__(self, *raised: object) -> None:
+        trace = current_trace()
+        if trace is not None:
+            trace.num_precise -= 1
+
+
+def precision(name: str) -> PrecisionRegion:
+    """Keep the products in a region of a job in float32, forward and backward.
+
+        with af.precision("fp32"):
+            scores = q @ k.T
+
+    Of a job with precision="bf16" or "fp16", whose products read 16 bits elsewhere; in any other it
+    changes nothing. What the region reads may have been rounded before it. Raises CompileError for
+    another name: which 16 bits a job computes in, it says itself.
+    """
+    if name != "fp32":
+        raise CompileError(
+            f'{find_source()}: af.precision takes "fp32", got {name!r}; a whole job computes in 16'
+            ' bits: @af.job(precision="bf16")'
+        )
+    return PrecisionRegion()
+
+
 def is_device_name(text: str) -> bool:
     """Whether a text means a device, perhaps one that there is not, and no element type."""
     return ":" in text or text in [kind.value for kind in DeviceKind]

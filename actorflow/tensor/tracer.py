@@ -37,6 +37,7 @@ from compiler.contract.types import Phase, TensorType, ValueId
 from compiler.graph.graph import UNPLACED, UNSTAGED, GraphBuilder, Output, SourceLocation
 from compiler.graph.registry import Op
 from compiler.ops.families.gradients import emit_gradients
+from compiler.ops.primitives.matmul import KEEPS_PRECISION
 from compiler.ops.primitives.shape import COPY
 from compiler.ops.primitives.sources import INPUT, VARIABLE, scalar
 
@@ -249,6 +250,10 @@ class PlacedProbe:
     source: SourceLocation
 
 
+PRODUCTS = frozenset({"matmul", "conv", "conv_input_grad", "conv_weight_grad", "attention"})
+"""Names of the ops that a job in 16 bits computes so, unless `af.precision` keeps them."""
+
+
 class Trace:
     """One run of a job's function with symbolic tensors.
 
@@ -283,6 +288,8 @@ class Trace:
         # Stacks of `af.device` and of stages; the innermost is last, and the first entry stays.
         self.regions = [0 if len(devices) == 1 else UNPLACED]
         self.stages = [UNSTAGED]
+        self.num_precise = 0
+        """Regions of `af.precision` that are open."""
         self.batches_per_step = batches_per_step
         self.is_training = is_training
         self.is_open = True
@@ -305,6 +312,8 @@ class Trace:
         It is on the device and the stage of the innermost regions (`actorflow.tensor.layouts`).
         """
         device, stage = self.regions[-1], self.stages[-1]
+        if self.num_precise and op.name in PRODUCTS:
+            attrs = Attrs({**attrs, KEEPS_PRECISION: True})
         with self.builder.at(self._scope, find_source(), device=device, stage=stage):
             return self.builder.emit(op, inputs, attrs)
 

@@ -39,7 +39,7 @@ from compiler.ops.families.attention import ATTENTION
 from compiler.ops.families.loops import SCAN, ScanParts
 from compiler.ops.families.normalisation import SOFTMAX
 from compiler.ops.primitives.body import needed_operands, prune_body
-from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.matmul import KEEPS_PRECISION, MATMUL
 from compiler.ops.primitives.shape import CAST, cast_to, swap_last_axes
 from compiler.ops.primitives.sources import CONSTANT, constant_array
 
@@ -166,6 +166,8 @@ class _Scores:
     nodes: tuple[int, ...]
     low: DType | None
     """The type of 16 bits that the result is rounded to, if it is read so alone."""
+    keeps_precision: bool = False
+    """Whether one of the two products is to be in float32."""
 
 
 def fuse_attention(graph: Graph) -> Graph:
@@ -207,7 +209,11 @@ def _find(graph: Graph) -> dict[int, _Scores]:
             # One launch runs on one device and stage, and each of these where the user put it.
             if scores is not None and _is_in_one_place(graph, (index, *scores.nodes)):
                 reader = readers[node.outputs[0]]
-                matches[index] = replace(scores, low=_rounded_to(graph, reader))
+                is_kept_wide = any(
+                    [graph.nodes[i].attrs.get(KEEPS_PRECISION) for i in (index, *scores.nodes)]
+                )
+                low = _rounded_to(graph, reader)
+                matches[index] = replace(scores, low=low, keeps_precision=is_kept_wide)
     return matches
 
 
@@ -274,6 +280,7 @@ def _emit(
     """Emit attention and return y, the one output that the product had."""
     node = scores.softmax
     attrs = {"scale": scores.scale, "causal": node.attrs.bool_("causal")}
+    attrs |= {KEEPS_PRECISION: True} if scores.keeps_precision else {}
     with b.like_node(node):
         k = swap_last_axes(b, new_id[scores.k_swapped])
         operands = (new_id[scores.q], k, v)

@@ -2,9 +2,15 @@
 
 import numpy as np
 import pytest
+from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
+from actorflow.tensor.tracer import PRODUCTS as PRODUCTS_BY_NAME
+from compiler.contract.errors import CompileError
+from compiler.graph.registry import all_ops
+from compiler.passes.precision import Width
+from compiler.passes.precision import precision as precision_of
 
 PIXELS = (np.arange(3 * 16 * 16).reshape(1, 3, 16, 16) % 256).astype(np.float32)
 
@@ -82,3 +88,58 @@ def test_a_pool_of_large_numbers_does_not_overflow_float16():
     np.testing.assert_allclose(made["pool"], 500.0)
     np.testing.assert_allclose(made["wide"], 1e5)
     assert made["loss"] == pytest.approx(0.5, abs=0.01)
+
+
+MATRIX = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
+IMAGE = np.random.default_rng(1).standard_normal((3, 3, 3, 3)).astype(np.float32)
+
+
+def attended(x):
+    q = x.reshape(3, 16, 16) * 0.01
+    return af.softmax(q @ q.transpose(-1, -2), -1) @ q
+
+
+PRODUCTS = {
+    "matmul": lambda x: x @ MATRIX,
+    "conv2d": lambda x: af.conv2d(x, IMAGE),
+    "conv_transpose2d": lambda x: af.conv_transpose2d(x, IMAGE),
+    "attention": lambda x: af.scaled_dot_product_attention(x * 0.01, x * 0.01, x),
+    "attention of products": attended,
+    "in a scan": lambda x: af.scan(lambda c, row: (c, row @ MATRIX), None, x[0])[1],
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_in_a_region_are_float32_in_every_precision(name):
+    def kept(x):
+        with af.precision("fp32"):
+            return PRODUCTS[name](x)
+
+    whole, rounded = outputs("fp32", PRODUCTS[name]), outputs("bf16", PRODUCTS[name])
+    for precision in ("bf16", "fp16"):
+        for what, y in outputs(precision, kept).items():
+            where = f"{what} in {precision}"
+            np.testing.assert_allclose(y, whole[what], 1e-5, 1e-3, err_msg=where)
+    assert np.abs(rounded["dx"] - whole["dx"]).max() > 1e-3  # or the region would show nothing
+
+
+def test_a_region_ends_where_it_ends():
+    def half(x):
+        with af.precision("fp32"):
+            y = x @ MATRIX
+        return y @ MATRIX
+
+    whole, kept = [outputs(precision, half)["y"] for precision in ("fp32", "bf16")]
+    assert np.abs(whole - kept).max() > 0.1
+
+
+def test_the_ops_that_a_region_keeps_are_those_that_a_job_in_16_bits_rounds():
+    rounded = {op.name for op in all_ops() if precision_of.get(op).width is Width.LOW}
+    assert {*PRODUCTS_BY_NAME, "attention_grad"} == rounded  # emitted by the gradient of one
+
+
+def test_a_region_of_another_precision_is_an_error():
+    with raises(CompileError):
+        af.precision("bf16")
+    with raises(CompileError), af.precision("fp32"):
+        pass
