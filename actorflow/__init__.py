@@ -37,6 +37,7 @@ from actorflow.environment.settings import __version__ as __version__  # noqa: E
 from actorflow.functional import *  # noqa: E402  # its own __all__ says what
 from actorflow.functional import __all__ as _functions  # noqa: E402
 from actorflow.functional import debug, fft, linalg  # noqa: E402
+from actorflow.jobs.capture import capture, patch  # noqa: E402
 from actorflow.jobs.job import Job, job  # noqa: E402
 from actorflow.options.job_options import LossScale  # noqa: E402
 from actorflow.options.run_spec import (  # noqa: E402
@@ -139,6 +140,7 @@ __all__ = [
     "Tensor",
     "TensorType",
     "broadcast",
+    "capture",
     "data",
     "debug",
     "device",
@@ -156,6 +158,7 @@ __all__ = [
     "op",
     "optim",
     "partial",
+    "patch",
     "precision",
     "seed",
     "stage",

@@ -153,12 +153,12 @@ def wrong_patterns(given: object) -> str:
 
 
 def chosen(
-    patterns: Patterns, paths: Sequence[str], what: str, noun: str = "parameter"
+    patterns: Patterns, paths: Sequence[str], what: str, kind: str = "parameter"
 ) -> tuple[str, ...]:
     """Return the paths that patterns choose, in the order of `paths`.
 
-    Raises CompileError, which begins with `what`, for a pattern that matches no path; `noun` says
-    of what they are.
+    Raises CompileError, which begins with `what`, for a pattern that matches no path. `kind` is
+    what the paths are of.
     """
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     # A list that begins with an exclusion begins with all paths; later patterns win.
@@ -168,16 +168,16 @@ def chosen(
         matched = [path for path in paths if fnmatchcase(path, glob)]
         if not matched:
             raise CompileError(
-                f"{what}: pattern {pattern!r} matches no {noun}; {_near(glob, paths, noun)}"
+                f"{what}: pattern {pattern!r} matches no {kind}; {_near(glob, paths, kind)}"
             )
         choice.update(dict.fromkeys(matched, not pattern.startswith("!")))
     return tuple([path for path, is_chosen in choice.items() if is_chosen])
 
 
-def _near(glob: str, paths: Sequence[str], noun: str) -> str:
+def _near(glob: str, paths: Sequence[str], kind: str) -> str:
     below = [path for path in paths if fnmatchcase(path, f"{glob}.*")]
     if below:
-        return f"write {glob + '.*'!r} for the {noun}s below it"
+        return f"write {glob + '.*'!r} for the {kind}s below it"
     near = get_close_matches(glob, paths, cutoff=0.4) or paths[:3]
     return f"there is {', '.join(map(repr, near))}" if near else "the model has none"
 

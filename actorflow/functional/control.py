@@ -141,6 +141,7 @@ class InnerTrace(Trace):
         self.batches_per_step = outer.batches_per_step
         self.regions = [0]
         self.num_precise = outer.num_precise
+        self.hooks = outer.hooks
         self._what = what
         self._scope = outer._scope
         self._module_paths = outer._module_paths

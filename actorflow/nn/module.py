@@ -352,7 +352,8 @@ def _inside_its_scope(call: Callable[..., Any]) -> Callable[..., Any]:
         if trace is None:
             return call(self, *args, **kwargs)
         with trace.inside(self):
-            return call(self, *args, **kwargs)
+            result = call(self, *args, **kwargs)
+        return trace.returned(self, result)
 
     return scoped
 

@@ -288,6 +288,8 @@ class Trace:
         # Stacks of `af.device` and of stages; the innermost is last, and the first entry stays.
         self.regions = [0 if len(devices) == 1 else UNPLACED]
         self.stages = [UNSTAGED]
+        self.hooks: list[Callable[[str, Any], Any]] = []
+        """What hears of the results of modules, as (path, result), and may replace them."""
         self.num_precise = 0
         """Regions of `af.precision` that are open."""
         self.batches_per_step = batches_per_step
@@ -320,6 +322,20 @@ class Trace:
     def inside(self, module: object) -> AbstractContextManager[None]:
         """Give nodes the path of `module` while its `__call__` runs."""
         return self.scope(self._module_paths.get(id(module), self._scope))
+
+    def returned(self, module: object, result: Any) -> Any:
+        """Return what a module gives whose `__call__` has returned, after it was left."""
+        path = self._module_paths.get(id(module), "")
+        # Inside of itself the `__call__` was that of a class above the module's own.
+        if path and path != self._scope:
+            for hook in tuple(self.hooks):
+                result = hook(path, result)
+        return result
+
+    @property
+    def module_paths(self) -> list[str]:
+        """The paths of the modules below the model, in order."""
+        return [path for path in self._module_paths.values() if path]
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
