@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -304,8 +304,8 @@ class JobSpec:
     """What a compilation is asked: all that decides a plan, and so what ranks agree on.
 
     `job` is what the user said of the job, `options` what the compiler is told of that and of the
-    call. `is_alone` says that a rank of several compiles it without the others, by its own
-    measurements.
+    call. `predicates` are what checks of both graphs call; they decide nothing. `is_alone` says
+    that a rank of several compiles it without the others, by its own measurements.
     """
 
     graph: Graph
@@ -314,6 +314,7 @@ class JobSpec:
     settings: Settings
     job: JobOptions
     evaluation: Graph | None = None
+    predicates: Predicates = field(default_factory=dict)
     is_alone: bool = False
 
     def alone(self) -> JobSpec:
@@ -325,12 +326,6 @@ class JobSpec:
         return kernel_choice_lock(
             self.settings, self.hardware.devices, deterministic=self.job.deterministic
         )
-
-    @property
-    def predicates(self) -> Predicates:
-        """What checks of both graphs call, by the sink that sees them."""
-        evaluated = {} if self.evaluation is None else self.evaluation.predicates
-        return {"metrics": self.graph.predicates, "eval_metrics": evaluated}
 
     @cached_property
     def key(self) -> str:

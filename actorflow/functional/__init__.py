@@ -18,6 +18,7 @@ dense.py          linear, bilinear, embedding, embedding_bag
 convolution.py    convolutions and transposes over 1 to 3 axes; windows as columns
 pooling.py        maxima and means of windows; images made larger or smaller
 random.py         dropout and random numbers, each a function of seed, step, op and element
+debug.py          print, check, breakpoint: what a run does with tensors, as `af.debug`
 control.py        scan, map, cond, while_loop: functions that run functions
 loss.py           losses of regression, of classes and of probabilities
 sequence.py       attention, rotary positions, connectionist temporal classification

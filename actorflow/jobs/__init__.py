@@ -2,10 +2,12 @@
 
 job.py              `job`, and `Job`: `fit`, `stream`, `step`, `compile`; the way from call to run
 job_spec.py         what a job asks of its plan; an evaluation's graph; a script asked for its plan
+capture.py          `capture` and `patch`: jobs that return or replace what modules return
 
-May import actorflow.{checkpoint, compile, data, distributed, environment, nn, optim, options, run,
-tensor, trace}; compiler.{contract, graph, ops.primitives}. Must not import cli. run, distributed
-and what compiles are imported when a job is first used: to declare one loads none of them.
+May import actorflow.{checkpoint, compile, data, distributed, environment, functional, nn, optim,
+options, run, tensor, trace}; compiler.{contract, graph, ops.primitives}. Must not import cli. run,
+distributed and what compiles are imported when a job is first used: to declare one loads none of
+them.
 
 Begin reading at job.py: `Job.fit` names each stage in order.
 """

@@ -426,7 +426,10 @@ class Job:
             metrics_every=metrics_every or self.options.metrics_every,
             settings=settings,
         )
-        return JobSpec(graph, hardware, options, settings, self.options, evaluated)
+        predicates = {"metrics": graph.predicates}
+        if evaluated is not None:
+            predicates["eval_metrics"] = evaluated.predicates
+        return JobSpec(graph, hardware, options, settings, self.options, evaluated, predicates)
 
     @property
     def mesh(self) -> Mesh:

@@ -17,6 +17,7 @@ open_gpus.py       CUDA devices, real or emulated; imported for plans on GPUs al
 open_model.py      a model's values lent to a runner, for a run or for single steps
 script_guard.py    notes on errors of a script that its own workers import again
 live_variables.py  the variables of an open run, read and written between steps
+probes.py          prints, checks, breakpoints, and the op of the first value that is not finite
 broken_steps.py    steps whose loss or gradients are not finite: raise, warn or skip
 stopping.py        `Stopper` and signals: how a run ends before its last step
 saving.py          `RunContext`; what a checkpoint of a run holds, and when there is one; the start

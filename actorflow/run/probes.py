@@ -23,12 +23,12 @@ from actorflow.compile.plan_facts import sink_fields
 from actorflow.environment.settings import is_worth_a_line
 from actorflow.options.run_spec import RAISE, SKIP
 from actorflow.run.broken_steps import NonFiniteLoss, is_scaled
-from actorflow.tensor.probes import Moment, Predicate, fire, range_text, try_format
+from actorflow.tensor.probes import Predicate, ProbeEvent, fire, range_text, try_format
 from actors.machine.protocol import Token
 from compiler.contract.errors import PlanFormatError
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import Field
-from compiler.contract.probe import Probe, ProbeKind, ValueRange, is_probe, read_probe
+from compiler.contract.probe import ProbeKind, TensorProbe, ValueRange, is_probe, read_probe
 from compiler.contract.types import TensorType
 
 Array = np.ndarray[Any, Any]
@@ -38,7 +38,7 @@ Array = np.ndarray[Any, Any]
 class _Shown:
     """A probe of a plan: the outputs that are its operands, the user's line, types within loops."""
 
-    probe: Probe
+    probe: TensorProbe
     names: tuple[str, ...]
     line: str
     types: tuple[TensorType, ...]
@@ -46,7 +46,7 @@ class _Shown:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Values of a probe at one moment; within a loop a first axis of theirs is that loop's."""
+    """Values of a probe at one time; within a loop a first axis of theirs is that loop's."""
 
     shown: _Shown
     values: tuple[Array, ...]
@@ -81,7 +81,7 @@ class ProbeReader:
     def __init__(self, plan: Plan, sink: str, options: ProbeOptions) -> None:
         probes = _probes_of(plan, sink)
         self._options = options
-        self._moment_of = "evaluation" if sink != "metrics" else "step"
+        self._unit = "evaluation" if sink != "metrics" else "step"
         self._ranges = RangeReader(plan, [s for s in probes if _is_range(s)], options)
         self._shown = [shown for shown in probes if not _is_range(shown)]
         for shown in self._shown:
@@ -107,12 +107,12 @@ class ProbeReader:
 
         def see(number: int, step: int) -> None:
             for batch in range(each):
-                text = f"at {self._moment_of} {step}"
+                text = f"at {self._unit} {step}"
                 text += f", batch {batch + 1} of {each}" if each > 1 else ""
                 token = tokens[number * each + batch]
                 self._see({n: v for n, v in token.items() if n not in rare}, text)
             if rare:
-                self._see({n: tokens[number][n] for n in rare}, f"at {self._moment_of} {step}")
+                self._see({n: tokens[number][n] for n in rare}, f"at {self._unit} {step}")
 
         return bare, see
 
@@ -122,17 +122,17 @@ class ProbeReader:
             for s in self._shown
             if s.names[0] in token
         ]
-        self._fire(entries, Moment("", text, self._options.rank))
+        self._fire(entries, ProbeEvent("", text, self._options.rank))
         self._ranges.see(token, text)
 
-    def _fire(self, entries: Sequence[_Entry], moment: Moment) -> None:
+    def _fire(self, entries: Sequence[_Entry], event: ProbeEvent) -> None:
         """Do what probes do in their order; those of one loop at each of its steps."""
         for loop, grouped in groupby(entries, lambda entry: entry.loops[:1]):
             group = list(grouped)
             if not loop:
                 for entry in group:
                     probe, line = entry.shown.probe, entry.shown.line
-                    at = Moment(line, moment.text, moment.rank)
+                    at = ProbeEvent(line, event.text, event.rank)
                     self._fire_one(probe, entry.values, at)
                 continue
             length = len(group[0].values[0])
@@ -140,17 +140,17 @@ class ProbeReader:
                 inner = [
                     _Entry(e.shown, tuple([v[step] for v in e.values]), e.loops[1:]) for e in group
                 ]
-                self._fire(inner, moment.at(step, length))
+                self._fire(inner, event.at(step, length))
 
-    def _fire_one(self, probe: Probe, values: Sequence[Array], moment: Moment) -> None:
+    def _fire_one(self, probe: TensorProbe, values: Sequence[Array], event: ProbeEvent) -> None:
         predicate = self._predicate(probe)
         if probe.kind is ProbeKind.CHECK and probe.text and predicate is None:
             return
         # Copies: the slot is written again as soon as the sink has read it, and a user may keep
         # what a predicate or a debugger shows.
-        fire(probe, [np.array(value) for value in values], moment, predicate)
+        fire(probe, [np.array(value) for value in values], event, predicate)
 
-    def _predicate(self, probe: Probe) -> Predicate | None:
+    def _predicate(self, probe: TensorProbe) -> Predicate | None:
         return self._options.predicates.get(probe.number)
 
 
@@ -169,7 +169,7 @@ def _is_range(shown: _Shown) -> bool:
 def _probes_of(plan: Plan, sink: str) -> list[_Shown]:
     """Return the probes among the outputs that come to a sink, in the order of the program."""
     operands: dict[int, dict[int, Field]] = {}
-    probes: dict[int, Probe] = {}
+    probes: dict[int, TensorProbe] = {}
     for field in sink_fields(plan, sink):
         if is_probe(field.name):
             probe, operand = read_probe(field.name)
@@ -179,7 +179,7 @@ def _probes_of(plan: Plan, sink: str) -> list[_Shown]:
     return [_shown(plan, probes.get(n), operands[n]) for n in sorted(operands)]
 
 
-def _shown(plan: Plan, probe: Probe | None, operands: Mapping[int, Field]) -> _Shown:
+def _shown(plan: Plan, probe: TensorProbe | None, operands: Mapping[int, Field]) -> _Shown:
     """Return a probe of a plan with its operands. Raises PlanFormatError where it lacks some."""
     fields = [operands[operand] for operand in sorted(operands)]
     types = [plan.views[field.view].type for field in fields]

@@ -10,7 +10,8 @@ tracer.py          `Trace`; the user's line that messages name; a function's cod
 literals.py        numbers, sizes and dtypes checked; the dtype that operands meet in
 op_math.py         `in_float32`: composed functions of 16-bit floats compute in float32
 gradient_rules.py  gradients of ops that are written over tensors
-layouts.py         af.Mesh and sbp=, af.device and x.to, af.stage
+layouts.py         af.Mesh and sbp=, af.device and x.to, af.stage, af.precision
+probes.py          what a print, a check or a breakpoint does with arrays
 initial_values.py  the first value of each variable, from the seed and its name
 
 May import compiler.contract, compiler.graph and compiler.ops.{families, language, primitives}. Must

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from compiler.contract.errors import ActorflowError, CompileError
-from compiler.contract.probe import Probe, ProbeKind
+from compiler.contract.probe import ProbeKind, TensorProbe
 from compiler.contract.types import TensorType
 
 Array = np.ndarray[Any, Any]
@@ -32,7 +32,7 @@ class CheckFailed(ActorflowError):
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class ProbeEvent:
     """When a probe has its values: `text` tells it, such as "step 3, batch 2 of 8".
 
     `line` is the user's line of the probe, `rank` "" where there is one rank alone.
@@ -42,10 +42,10 @@ class Moment:
     text: str = ""
     rank: str = ""
 
-    def at(self, step: int, length: int) -> Moment:
-        """Return the moment of one step of a loop within."""
+    def at(self, step: int, length: int) -> ProbeEvent:
+        """Return what happens at one step of a loop within."""
         more = f"iteration {step} of {length}"
-        return Moment(self.line, f"{self.text}, {more}" if self.text else more, self.rank)
+        return ProbeEvent(self.line, f"{self.text}, {more}" if self.text else more, self.rank)
 
 
 def check_format(text: str, types: Sequence[TensorType], where: object) -> None:
@@ -103,7 +103,10 @@ def formatted(text: str, arrays: Sequence[Array]) -> str:
 
 
 def fire(
-    probe: Probe, arrays: Sequence[Array], moment: Moment, predicate: Predicate | None = None
+    probe: TensorProbe,
+    arrays: Sequence[Array],
+    event: ProbeEvent,
+    predicate: Predicate | None = None,
 ) -> None:
     """Do what a probe does, outside of loops.
 
@@ -112,12 +115,12 @@ def fire(
     """
     if probe.kind is ProbeKind.PRINT:
         text = formatted(probe.text, arrays)
-        print(f"{moment.rank}{text}", flush=True)
+        print(f"{event.rank}{text}", flush=True)
     elif probe.kind is ProbeKind.BREAK:
-        _stop(moment, arrays)
+        _stop(event, arrays)
     elif probe.kind is ProbeKind.CHECK and (fault := _fault(arrays[0], probe.text, predicate)):
         raise CheckFailed(
-            f"{moment.line}: af.debug.check failed {moment.text}: {moment.rank}{arrays[0].dtype}"
+            f"{event.line}: af.debug.check failed {event.text}: {event.rank}{arrays[0].dtype}"
             f"{list(arrays[0].shape)} {fault}"
         )
 
@@ -151,9 +154,9 @@ def range_text(least: float, most: float, num_nan: float, num_inf: float) -> str
     return f"{finite}, {num_nan:.0f} NaN, {num_inf:.0f} infinite"
 
 
-def _stop(moment: Moment, arrays: Sequence[Array]) -> None:
+def _stop(event: ProbeEvent, arrays: Sequence[Array]) -> None:
     """Stop in the debugger, where `values` are what the probe was given."""
     values = arrays[0] if len(arrays) == 1 else tuple(arrays)
-    print(f"{moment.rank}af.debug.breakpoint {moment.text} ({moment.line}): see `values`")
+    print(f"{event.rank}af.debug.breakpoint {event.text} ({event.line}): see `values`")
     breakpoint()  # PYTHONBREAKPOINT may name another debugger
     del values

@@ -31,7 +31,7 @@ import numpy as np
 from compiler.contract.attrs import Attrs, PlainValue
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import HOST, Device, Mesh
-from compiler.contract.probe import Probe, ProbeKind
+from compiler.contract.probe import ProbeKind, TensorProbe
 from compiler.contract.sbp import Layout
 from compiler.contract.types import Phase, TensorType, ValueId
 from compiler.graph.graph import UNPLACED, UNSTAGED, GraphBuilder, Output, SourceLocation
@@ -244,7 +244,7 @@ class Assigned:
 class PlacedProbe:
     """A probe on its way out of loops: what it shows, and where it stands in the program."""
 
-    probe: Probe
+    probe: TensorProbe
     values: tuple[ValueId, ...]
     scope: str
     source: SourceLocation
@@ -467,7 +467,7 @@ class Trace:
         predicate: Callable[[Any], object] | None = None,
     ) -> None:
         """Let a run show or check some values: see `compiler.contract.probe`."""
-        made = Probe(self.next_probe(predicate), kind, text)
+        made = TensorProbe(self.next_probe(predicate), kind, text)
         self.place_probe(PlacedProbe(made, tuple(values), self._scope, find_source()))
 
     def place_probe(self, placed: PlacedProbe) -> None:

@@ -14,6 +14,7 @@ launch moves between them, and `rank_plans` who meets whom.
     attrs        attributes of nodes and launches
     codec        dataclasses as msgpack or JSON and back, by type and with bounds
     files        the one door to files in folders that others may write
+    probe        names of outputs that a run shows or checks
     program      a fused program: its form, its rules, its functions in numpy
     spaces       where elements are in a program's rows and columns, and in windows
     region       steps over chunks of rows

@@ -40,7 +40,7 @@ class ProbeKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class TensorProbe:
     """What is done with some outputs of a plan.
 
     `number` counts the probes of a job in the order in which they were written. `loops` are the
@@ -65,13 +65,13 @@ def is_probe(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
-def read_probe(name: str) -> tuple[Probe, int]:
+def read_probe(name: str) -> tuple[TensorProbe, int]:
     """Return the probe that an output is of, and its operand. Raises PlanFormatError."""
     match = _NAME.fullmatch(name)
     if match is None or match[3] not in [kind.value for kind in ProbeKind]:
         raise PlanFormatError(f"the plan has an output {name!a:.60}, which is no probe")
     loops = tuple([int(loop) for loop in match[4].split(",") if loop])
-    return Probe(int(match[1]), ProbeKind(match[3]), match[5], loops), int(match[2])
+    return TensorProbe(int(match[1]), ProbeKind(match[3]), match[5], loops), int(match[2])
 
 
 def have_breakpoint(names: Iterable[str]) -> bool:

@@ -9,6 +9,7 @@ devices (`Hardware`) or the job's options say. In the order in which a graph mee
     batches         buffers from batch to batch, two rates, owned outputs, copies at the ports
     autodiff        gradients, and all that stands between a gradient and its update
     precision       16-bit floats where products read them
+    value_ranges    the range of every value, for `debug=`
     place           a device for every node, and the copies between devices
     contiguous      parts along the first axis, for collectives of devices
     channels_last   layouts of images and of weights for convolutions

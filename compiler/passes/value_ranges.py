@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, islice
 
-from compiler.contract.probe import Probe, ProbeKind, ValueRange, is_probe, read_probe
+from compiler.contract.probe import ProbeKind, TensorProbe, ValueRange, is_probe, read_probe
 from compiler.contract.types import HALVES, DType, ValueId
 from compiler.graph.graph import Graph, GraphBuilder, Node, Output
 from compiler.graph.registry import has_effect, is_comm, is_source, view
@@ -33,7 +33,7 @@ from compiler.ops.primitives.body import finish_body
 from compiler.ops.primitives.shape import COPY, cast_to, reshape_to
 from compiler.ops.primitives.sources import INPUT, OF_MODEL, VARIABLE
 
-_Found = tuple[Probe, tuple[ValueId, ...], Node]
+_Found = tuple[TensorProbe, tuple[ValueId, ...], Node]
 """A range: its probe, the values that are its operands, and the node whose result it is of."""
 
 
@@ -127,7 +127,7 @@ class _Ranges:
 
     def _range_of(self, node: Node, value: ValueId, row: ValueRange) -> None:
         """Emit the range of a value."""
-        probe = Probe(next(self._numbers), ProbeKind.RANGE, row.text())
+        probe = TensorProbe(next(self._numbers), ProbeKind.RANGE, row.text())
         self._number[value] = probe.number
         with self._b.like_node(node):
             wide, type_ = self.new_id[value], self._graph.types[value]

@@ -86,6 +86,11 @@ def counts(*shape: int, below: int = 9, dtype: str = "int64") -> np.ndarray:
     return np.random.default_rng([1, *shape]).integers(0, below, shape).astype(dtype)
 
 
+def ranges_of(x):
+    zeros = np.zeros(x.shape[:-1])
+    return x.min(-1), x.max(-1), zeros, zeros
+
+
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
@@ -460,6 +465,7 @@ ROWS_OF_OPS = (
     *[row("carry", lambda old, new: new, X, x, flags=MOVES) for x in (X + 1, X)],
     row("carry_sum", lambda old, more: old + more, X, np.flip(X)),
     row("square_sum", lambda x: np.sum(x * x), X),
+    *[row("value_range", ranges_of, normal(*shape)) for shape in ((2, 3, 4), (40, 7), (1, 300))],
     row("square_sum", lambda x: x * x, np.array(-3.0)),
     *[
         row(op, lambda old, new: new, *pair)

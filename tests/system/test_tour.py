@@ -75,6 +75,14 @@ def test_the_code_about_eager_mode_runs(run_python, native):
     run_python("\n".join(blocks), ACTORFLOW_NATIVE=native)
 
 
+def test_the_code_about_debugging_runs_top_to_bottom(run_python):
+    blocks = blocks_of(ROOT / "docs" / "debugging.md")
+    assert len(blocks) >= 5
+    done = run_python("\n".join(blocks))
+    assert "log (" in done.stdout
+    assert done.stdout.count("h: mean") >= 8
+
+
 def test_the_code_about_optimizers_runs(run_python):
     run_python("\n".join(blocks_of(ROOT / "docs" / "optimizers.md")))
 

@@ -105,6 +105,7 @@ ELSEWHERE = {
     ),
     "atan2": "torch's slope is 0 where the squares of small numbers are",
     "dropout": "multiplies, as torch's does",
+    "value_range": "moves and counts",
     "rescale": "one number, in the table of ops up to the largest",
     "joined_updates": "made of updates",
     **dict.fromkeys(("where", "cast", "concat", "pad", "embedding", "increment", "count"), "moves"),
