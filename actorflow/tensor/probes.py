@@ -114,8 +114,8 @@ def fire(
     check and what was found.
     """
     if probe.kind is ProbeKind.PRINT:
-        text = formatted(probe.text, arrays)
-        print(f"{event.rank}{text}", flush=True)
+        # The line and its end at once: ranks may be threads that print side by side.
+        print(f"{event.rank}{formatted(probe.text, arrays)}\n", end="", flush=True)
     elif probe.kind is ProbeKind.BREAK:
         _stop(event, arrays)
     elif probe.kind is ProbeKind.CHECK and (fault := _fault(arrays[0], probe.text, predicate)):

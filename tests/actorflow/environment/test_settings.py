@@ -24,6 +24,7 @@ def test_every_variable_is_read():
             "ACTORFLOW_CUDA": "Emulated",
             "ACTORFLOW_CUDNN": "Off",
             "ACTORFLOW_SYNC": "yes",
+            "ACTORFLOW_DEBUG": "nan",
             "ACTORFLOW_DUMP": "out/dump",
             "ACTORFLOW_TRACE": "~/trace.json",
             "ACTORFLOW_VERIFY": "1",
@@ -45,6 +46,7 @@ def test_every_variable_is_read():
         emulated_gpus=8,
         cudnn=False,
         sync=True,
+        debug="nan",
         dump=Path("out/dump"),
         trace=Path("/home/ann/trace.json"),
         verify=True,
@@ -64,6 +66,7 @@ def test_each_variable_of_the_table_is_known_and_changes_something():
     values = {
         "ACTORFLOW_DEVICE": "sim",
         "ACTORFLOW_CUDA": "emulated",
+        "ACTORFLOW_DEBUG": "inf",
         "ACTORFLOW_LOG": "error",
         "ACTORFLOW_NATIVE": "0",
         "ACTORFLOW_LINK": "10:0",
@@ -180,7 +183,7 @@ def test_unknown_names_are_warned_of_with_the_nearest_known_name():
     assert settings.warnings[0] == (
         "ACTORFLOW_CAHCE is set, and no such setting exists; did you mean ACTORFLOW_CACHE?"
     )
-    assert "known are ACTORFLOW_DEVICE, ACTORFLOW_DUMP" in settings.warnings[1]
+    assert "known are ACTORFLOW_DEVICE, ACTORFLOW_DEBUG" in settings.warnings[1]
 
 
 def test_log_levels_are_names_that_logging_knows():
