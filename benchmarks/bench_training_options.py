@@ -2,9 +2,10 @@
 
     python benchmarks/bench_training_options.py [--layers 6] [--rounds 6] [--steps 6]
 
-One GPT, bare and with each option: clip_norm, ema, groups, all three, and on_nan="skip". The plans
-run in turns in this process, so that all see the same machine; the median over rounds of the
-quotient of neighbours counts. Prints a table.
+One GPT, bare and with each option: clip_norm, ema, groups, all three, on_nan="skip", an
+af.debug.check of logits and loss, and debug="nan". The plans run in turns in this process, so that
+all see the same machine; the median over rounds of the quotient of neighbours counts. Prints a
+table.
 """
 
 from __future__ import annotations
@@ -30,9 +31,16 @@ def make_jobs():
     def gpt(model, batch):
         return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
-    def job(groups=(), **options):
+    def checked(model, batch):
+        logits = model(batch.x)
+        loss = af.cross_entropy(logits.flatten(0, -2), batch.y.flatten())
+        af.debug.check(logits)
+        af.debug.check(loss)
+        return loss
+
+    def job(groups=(), function=gpt, **options):
         optimizer = af.optim.AdamW(RATE, weight_decay=DECAY, groups=groups)
-        return af.job(gpt, optimizer=optimizer, **options)
+        return af.job(function, optimizer=optimizer, **options)
 
     groups = [
         af.optim.group("*.bias", "*norm*", weight_decay=0.0),
@@ -45,6 +53,8 @@ def make_jobs():
         "groups": (job(groups), {}),
         "all three": (job(groups, clip_norm=1.0, ema=0.999), {}),
         "on_nan=skip": (job(), {"on_nan": "skip"}),
+        "debug.check": (job(function=checked), {}),
+        "debug=nan": (job(debug="nan"), {}),
     }
 
 

@@ -1,6 +1,7 @@
 """Looking inside a job: prints, checks, breakpoints, and the op that made the first NaN."""
 
 import builtins
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -481,3 +482,27 @@ def test_the_rank_that_made_a_nan_names_its_op():
 
     texts = on_ranks(af.Mesh(data=2), one)
     assert [text for text in texts if "log (" in text and "is the first op" in text], texts
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "debug/1/0/shout//x",
+        "debug/1/1/print//{}",
+        "debug/1/0/print/7/{}",
+        "debug/1/0/print//{0.base}",
+        "debug/1/0/print//{:9999999}",
+        "debug/1/0/print//{} {}",
+        "debug/1/0/range//forward|float32[]||log",
+    ],
+)
+def test_a_plan_that_was_edited_shows_nothing_that_it_may_not(name):
+    @af.job(train=False)
+    def evaluate(model, batch):
+        af.debug.print("{}", model(batch.x).sum())
+        return batch.x
+
+    plan = evaluate.compile(Net(), source())
+    fields = [replace(f, name=name) if f.name.startswith("debug/") else f for f in plan.fields]
+    with pytest.raises(PlanFormatError):
+        next(iter(af.Runner(replace(plan, fields=tuple(fields))).stream(source())))
