@@ -19,7 +19,7 @@ Guarantees: all nodes of before are there, with their inputs; what was an output
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice
 
@@ -51,11 +51,12 @@ def show_ranges(graph: Graph) -> Graph:
 class _Ranges:
     """A copy of a graph, node by node, with a range behind each that makes floats.
 
-    `numbers` are those of the probes. Of the body of a scan, `operands` says what its inputs are.
+    `numbers` are those of the probes. Of the body of a scan, `operands` says what its inputs are:
+    words for what differs from step to step, else the number of the range outside, if it has one.
     """
 
     def __init__(
-        self, graph: Graph, numbers: Iterator[int], operands: tuple[str, ...] = ()
+        self, graph: Graph, numbers: Iterator[int], operands: Sequence[str | int | None] = ()
     ) -> None:
         self._graph = graph
         self._numbers = numbers
@@ -84,12 +85,9 @@ class _Ranges:
         """Emit a scan whose body hands out the ranges of its iterations; return its own results."""
         cut, where = ScanParts.of(node.attrs), _described(node)
         kinds = ["carry"] * cut.carries + ["entry of operand"] * cut.xs
-        kinds += ["operand"] * (len(inputs) - len(kinds))
-        inside = _Ranges(
-            cut.body.graph,
-            self._numbers,
-            tuple([f"{k} {i} of {where}" for i, k in enumerate(kinds)]),
-        )
+        varying = [f"{kind} {number} of {where}" for number, kind in enumerate(kinds)]
+        constants = [self._number.get(value) for value in node.inputs[len(kinds) :]]
+        inside = _Ranges(cut.body.graph, self._numbers, [*varying, *constants])
         b = inside.copy()
         results = [inside.new_id[v] for v in cut.body.results]
         body = finish_body(b, [*results, *[v for _, values, _ in inside.found for v in values]])
@@ -112,7 +110,10 @@ class _Ranges:
             if node.inputs[0] in self._number:
                 self._number[node.outputs[0]] = self._number[node.inputs[0]]
             return
-        what = _described(node) if node.op is not INPUT else next(self._operands, _described(node))
+        what = next(self._operands, _described(node)) if node.op is INPUT else _described(node)
+        if isinstance(what, int):
+            self._number[node.outputs[0]] = what
+            return
         if not what or node.writes or has_effect.get(node.op):
             return
         is_given = is_source.get(node.op) or is_comm.get(node.op)

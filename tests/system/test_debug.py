@@ -506,3 +506,21 @@ def test_a_plan_that_was_edited_shows_nothing_that_it_may_not(name):
     fields = [replace(f, name=name) if f.name.startswith("debug/") else f for f in plan.fields]
     with pytest.raises(PlanFormatError):
         next(iter(af.Runner(replace(plan, fields=tuple(fields))).stream(source())))
+
+
+def test_the_gradient_of_a_scan_is_looked_through_and_computes_the_same_bits():
+    def recurrent(model, batch):
+        def step(h, x):
+            h = af.tanh(model.a(x)[:4] + h)
+            return h, h
+
+        return (af.scan(step, af.zeros((4,)), batch.x)[1] ** 2.0).mean() + 0 * model.b.bias.sum()
+
+    results = []
+    for debug in (None, "inf"):
+        job = af.job(recurrent, optimizer=af.optim.SGD(0.1), debug=debug, trainable=["a.*"])
+        model = Net()
+        results.append((fit(job, model).metrics, model.state()))
+    (metrics, state), (metrics_without, state_without) = results
+    assert metrics == metrics_without
+    np.testing.assert_array_equal(state["a.weight"], state_without["a.weight"])
