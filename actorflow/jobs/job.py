@@ -424,7 +424,8 @@ class Job:
             hardware,
             gpu=gpu,
             metrics_every=metrics_every or self.options.metrics_every,
-            settings=settings,
+            verify=settings.verify,
+            debug=settings.debug,
         )
         predicates = {"metrics": graph.predicates}
         if evaluated is not None:

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from actorflow.environment.settings import Settings, logger
+from actorflow.environment.settings import logger
 from actorflow.optim.optimizers import AVERAGE, COUNT
 from actorflow.options.job_options import JobOptions
 from actorflow.options.run_spec import SKIP, Evaluation, PlanOptions, spec_of_source
@@ -85,9 +85,13 @@ def compile_options(
     *,
     gpu: str = "",
     metrics_every: int = 1,
-    settings: Settings,
+    verify: bool = False,
+    debug: str = "",
 ) -> CompileOptions:
-    """Return what the compiler is told of a job, and of the call that wants a plan of it."""
+    """Return what the compiler is told of a job, and of the call that wants a plan of it.
+
+    `debug` is that of jobs that have none.
+    """
     period, evaluation = call.period, call.evaluation
     return CompileOptions(
         name=name,
@@ -115,8 +119,8 @@ def compile_options(
         skips_broken_steps=(call.on_nan == SKIP and job.train) or job.scaling is not None,
         gpu=gpu,
         deterministic=bool(gpu) and job.deterministic,
-        debug=job.debug or settings.debug,
-        verify=settings.verify,
+        debug=job.debug or debug,
+        verify=verify,
     )
 
 

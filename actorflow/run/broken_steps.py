@@ -40,7 +40,7 @@ _MOST_NOTE_BYTES = 1 << 10
 
 
 class NonFiniteLoss(ActorflowError):
-    """The loss became NaN or infinite; the message names step and user line."""
+    """A loss became NaN or infinite, or with `debug=` a value; the message names step and line."""
 
 
 def check_policy(plan: Plan, on_nan: str) -> None:

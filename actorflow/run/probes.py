@@ -101,6 +101,8 @@ class ProbeReader:
 
         `each` is the number of batches, and of tokens, of a step.
         """
+        if not self._shown and self._ranges.is_empty:  # as of nearly every plan
+            return tokens, lambda number, step: None
         bare = tuple([{n: v for n, v in t.items() if not is_probe(n)} for t in tokens])
         # What is made once per step has a token for each step, and not for each batch.
         rare = {n for n in tokens[0] if n not in tokens[-1]} if tokens else set()
@@ -213,6 +215,11 @@ class RangeReader:
         self._num_told = 0
         self._ops = [n for n, (_, row) in self._rows.items() if row.phase]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the plan shows no range."""
+        return not self._rows
+
     def see(self, token: Token, text: str) -> None:
         """Look at the values of one batch. Raises NonFiniteLoss, naming the op."""
         ops = [n for n in self._ops if self._rows[n][0].names[0] in token]
@@ -231,9 +238,9 @@ class RangeReader:
         for loop, grouped in groupby(ops, lambda n: self._loops(n)[len(at) : len(at) + 1]):
             group = list(grouped)
             if not loop:
-                broken = [n for n in group if self._is_broken(self._counts(token, n, at))]
-                if broken:
-                    return broken[0], at
+                for number in group:
+                    if self._is_broken(self._counts(token, number, at)):
+                        return number, at
                 continue
             length = len(token[self._rows[group[0]][0].names[0]][at])
             for step in range(length)[:: -1 if loop[0] < 0 else 1]:

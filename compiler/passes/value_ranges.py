@@ -71,7 +71,7 @@ class _Ranges:
         """Return a builder with all nodes and ranges, and no outputs yet."""
         for node in self._graph.nodes:
             inputs = tuple([self.new_id[v] for v in node.inputs])
-            if node.op is SCAN:
+            if node.op is SCAN and node.attrs.int_("length"):
                 outputs = self._scan(node, inputs)
             else:
                 types = [self._graph.types[v] for v in node.outputs]
