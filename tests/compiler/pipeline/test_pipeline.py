@@ -19,6 +19,7 @@ EVERYTHING = CompileOptions(
     precision="bf16",
     skips_broken_steps=True,
     clip_norm=1.0,
+    debug="nan",
     memory_budget=1,
     devices=("host:0", "sim:0"),
     mesh=(("data", 2),),
