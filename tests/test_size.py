@@ -23,12 +23,12 @@ TORCH_SIGNATURES = (
 """Functions with more parameters, because users call them as torch's."""
 
 BUDGET = {
-    "actorflow": 38_700,
-    "actors": 48_200,
-    "compiler": 32_500,
+    "actorflow": 48_500,
+    "actors": 48_250,
+    "compiler": 33_150,
     "memory": 3_800,
-    "tests": 106_450,
-    "benchmarks": 16_450,
+    "tests": 110_650,
+    "benchmarks": 16_800,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""
 

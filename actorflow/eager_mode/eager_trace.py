@@ -11,7 +11,7 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, cast
 
@@ -26,11 +26,13 @@ from actorflow.nn.module import Module, initialise
 from actorflow.nn.parameter import ModelTensor
 from actorflow.tensor.initial_values import initial_value
 from actorflow.tensor.literals import dtype_named
+from actorflow.tensor.probes import ProbeEvent, fire
 from actorflow.tensor.tracer import InitSpec, Trace, find_source
 from actors.kernels.host import catalogue
 from actors.kernels.library.launch import NativeError
 from compiler.contract.attrs import NO_ATTRS, Attrs, AttrValue
 from compiler.contract.errors import CompileError, InternalError
+from compiler.contract.probe import ProbeKind, TensorProbe
 from compiler.contract.sbp import Layout
 from compiler.contract.types import (
     DType,
@@ -341,6 +343,18 @@ class EagerTrace(Trace):
         pairs = {_value(value): _value(seed) for value, seed in seeds.items()}
         found = self.builder.gradients(pairs, _values(wanted))
         return cast("dict[ValueId, ValueId]", found)
+
+    def probe(
+        self,
+        kind: ProbeKind,
+        text: str,
+        values: list[ValueId],
+        predicate: Callable[[Any], object] | None = None,
+    ) -> None:
+        """Show or check values at once. Raises CheckFailed."""
+        arrays = [self.read(value) for value in values]
+        event = ProbeEvent(str(find_source()), "in eager mode")
+        fire(TensorProbe(self.next_probe(), kind, text), arrays, event, predicate)
 
     def read(self, value: ValueId) -> Array:
         """Return what a value holds, read-only: float32 numbers for bfloat16."""

@@ -12,6 +12,7 @@ import numpy as np
 import compiler.pipeline.standard_ops  # noqa: F401  # registers what ops are computed by
 from actorflow.data import spec_of
 from actorflow.eager_mode.eager_trace import Copies, EagerTrace, engine_of_thread
+from actorflow.environment.default_seed import default_seed
 from actorflow.environment.settings import Settings, configure
 from actorflow.nn.module import ByIdentity, Module, initialise
 from actorflow.options.run_spec import check_function, check_model
@@ -116,17 +117,20 @@ def arrays_of(batch: Any) -> dict[str, Array]:
 
 
 @overload
-def eager(*, train: bool = True, seed: int = 0) -> EagerBlock: ...
+def eager(*, train: bool = True, seed: int | None = None) -> EagerBlock: ...
 
 
 @overload
 def eager(
-    function: Callable[[Any, Any], Any], *, train: bool = True, seed: int = 0
+    function: Callable[[Any, Any], Any], *, train: bool = True, seed: int | None = None
 ) -> EagerFunction: ...
 
 
 def eager(
-    function: Callable[[Any, Any], Any] | None = None, *, train: bool = True, seed: int = 0
+    function: Callable[[Any, Any], Any] | None = None,
+    *,
+    train: bool = True,
+    seed: int | None = None,
 ) -> EagerBlock | EagerFunction:
     """Compute op by op, with values: a block, or a function of (model, batch) to be called.
 
@@ -143,10 +147,11 @@ def eager(
     Args:
         function: what a job decorates, or nothing for a block.
         train: whether dropout and batch norm do what they do in training.
-        seed: of random numbers, and of first values of the model.
+        seed: of random numbers, and of first values of the model; that of `af.seed` by default.
 
     Raises CompileError in a function that is traced.
     """
+    seed = default_seed() if seed is None else seed
     if function is None:
         return EagerBlock(train=train, seed=seed)
     check_function(function)

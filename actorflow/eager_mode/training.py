@@ -88,7 +88,7 @@ class EagerModel:
         held = lease(model.cells(), make_claim(model.cells(), what)) if options.train else None
         written: dict[str, Array] | None = None
         try:
-            initialise(model, options.seed)
+            initialise(model, options.effective_seed)
             trace = self._open(model, batch)
             with recording(trace):
                 add_step(trace, self._job.name, self._job.function, options, model)
@@ -122,12 +122,12 @@ class EagerModel:
             is_training=options.train,
             keeps_assignments=False,
             state=dict(self._state),
-            seed=options.seed,
+            seed=options.effective_seed,
             copies=self._copies,
         )
         store = trace.builder.kernels.store
         if not self._state:
-            self._state = counters(store, options.seed, 0)
+            self._state = counters(store, options.effective_seed, 0)
             trace.state |= self._state
         for name, array in self._left.items():
             type_ = TensorType(dtype_named(array.dtype, "a variable of dtype"), array.shape)

@@ -81,7 +81,7 @@ def _tracing(name: str) -> Trace:
     if trace is None:
         raise CompileError(
             f"{find_source()}: af.debug.{name} was called outside of a job; call it inside a"
-            " function decorated with @af.job. Elsewhere Python's own will do"
+            " function decorated with @af.job, or in eager mode. Elsewhere Python's own will do"
         )
     return trace
 

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast, overload
 import numpy as np
 
 from actorflow.data import DataError, DataSource, spec_of
-from actorflow.environment.default_seed import default_seed
 from actorflow.environment.option_values import (
     accepts_options,
     arguments_of,
@@ -175,7 +174,7 @@ class Job:
                 other = Job(self._function, stores_all)
                 store_all = other._plan(other._spec(model, run_spec.data, run_spec.plan_options))
             raise PlanCaptured(plan, store_all, job_spec)
-        seed = self._seed() if run_spec.seed is None else run_spec.seed
+        seed = self.options.effective_seed if run_spec.seed is None else run_spec.seed
         self._initialise(model, seed, job_spec.graph)
         self._say_anew(model, run_spec)
         from actorflow.run.open_model import runner_on
@@ -226,7 +225,7 @@ class Job:
         self._close(model)
         from actorflow.run.open_model import runner_on
 
-        group, seed = self._group(), self._seed()
+        group, seed = self._group(), self.options.effective_seed
         plan = self._plan(job_spec, group)
         self._initialise(model, seed, job_spec.graph)
         with runner_on(model, plan, claim, seed, job_spec, group, loop) as runner:
@@ -273,8 +272,7 @@ class Job:
         from actorflow.eager_mode.training import EagerJob, EagerModel
 
         check_model(model)
-        options = replace(self.options, seed=self._seed())
-        job = EagerJob(self.name, self._function, options)
+        job = EagerJob(self.name, self._function, self.options)
         job.check(self.devices)
         arrays = arrays_of(batch)
         spec_of(arrays, f"{find_source()}: eager_step of job {self.name!r}")
@@ -346,7 +344,7 @@ class Job:
             model, traced.spec, PlanOptions(), metrics_every=1, graph=traced.graph
         )
         plan = self._plan(job_spec, group)
-        seed = self._seed()
+        seed = self.options.effective_seed
         self._initialise(model, seed, traced.graph)
         carried: dict[str, Array] = {}
         if opened is not None:
@@ -365,9 +363,6 @@ class Job:
         now_open = OpenModel(model, runner, signature, claim)
         self._open.set(model, now_open)
         return now_open
-
-    def _seed(self) -> int:
-        return default_seed() if self.options.seed is None else self.options.seed
 
     def _initialise(self, model: Module, seed: int, graph: Graph) -> None:
         """Give the model the first values that it lacks, but those that a training makes itself.

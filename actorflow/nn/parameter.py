@@ -225,7 +225,7 @@ class ModelTensor(Tensor):
     def _present(self) -> Array:
         """Return the values for another library. Raises CompileError."""
         if current_trace() is not None:
-            super().__array__()  # which says that a traced tensor has no data
+            return super().__array__()  # of an eager block; in a job an error
         data = self.data
         if data is None:
             raise CompileError(
@@ -234,9 +234,7 @@ class ModelTensor(Tensor):
             )
         return data
 
-    def __array__(  # type: ignore[override]  # a traced tensor never returns
-        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
-    ) -> Array:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         """Return the newest values for numpy: read-only, unless a copy is asked for."""
         data = self._present()
         if dtype is None or data.dtype == dtype:

@@ -78,7 +78,7 @@ def export(
         raise OnnxError(
             f"{find_source()}: export knows the opsets {OLDEST} to {OPSETS.stop - 1}, got {opset!r}"
         )
-    initialise(model, job.options.seed)
+    initialise(model, job.options.effective_seed)
     graph = _traced(job, model, batch, dynamic_axes or {})
     proto, weights = _Export(graph, model, opset, dynamic_axes or {}).proto(job.name)
     _write(proto, weights, Path(path), external_bytes)

@@ -13,7 +13,7 @@ from numbers import Real
 
 import numpy as np
 
-from actorflow.environment.default_seed import SEEDS
+from actorflow.environment.default_seed import SEEDS, default_seed
 from actorflow.environment.option_values import (
     IntRange,
     OneOfValues,
@@ -242,6 +242,11 @@ class JobOptions:
     loss_scale: LossScale | float | None = None
     debug: str | None = field(default=None, metadata={"rule": OneOfValues(("nan", "inf"))})
     deterministic: bool = field(default=False, metadata={"rule": OneOfValues((True, False))})
+
+    @property
+    def effective_seed(self) -> int:
+        """The seed of a call that begins now: the job's own, else that of `af.seed`."""
+        return default_seed() if self.seed is None else self.seed
 
     @property
     def has_ranks(self) -> bool:

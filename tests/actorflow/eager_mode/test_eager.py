@@ -263,3 +263,15 @@ def test_a_step_on_a_model_that_another_run_trains_is_refused():
     with raises(af.CompileError):
         job.eager_step(model, {"x": X})
     stream.close()
+
+
+def test_probes_show_and_check_values_at_once(capsys):
+    with af.eager():
+        x = af.ones(2) * 1.5
+        af.debug.print("x {}", x)
+        assert capsys.readouterr().out == "x [1.5 1.5]\n"
+        af.debug.check(x)
+        with raises(af.ActorflowError):
+            af.debug.check(x, lambda array: array.max() < 1)
+        with raises(af.ActorflowError):
+            af.debug.check(af.log(-x))
