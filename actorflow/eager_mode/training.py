@@ -92,7 +92,7 @@ class EagerModel:
             trace = self._open(model, batch)
             with recording(trace):
                 add_step(trace, self._job.name, self._job.function, options, model)
-                outputs, news = _Step(trace, options).run()
+                outputs, news = _EagerStep(trace, options).run()
             metrics = {name: _metric(trace.read(value)) for name, value in outputs.items()}
             written = self._take(trace, news)
         finally:
@@ -163,7 +163,7 @@ def _metric(array: Array) -> Any:
     return np.array(array) if array.ndim else array.item()
 
 
-class _Step:
+class _EagerStep:
     """The end of a step, in a trace whose builder has its outputs, updates and writes."""
 
     def __init__(self, trace: EagerTrace, options: JobOptions) -> None:
