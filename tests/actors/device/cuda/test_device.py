@@ -77,7 +77,7 @@ def opened(monkeypatch, driver):
     kernels = catalogue.kernels_by_name()
     hosted = {name: HostedKernel(kernel) for name, kernel in kernels.items()}
 
-    def open_devices(plan, settings, rank):
+    def open_devices(plan, settings, rank, local_rank):
         return HostDevice(kernels), CudaDevice(driver, hosted, **options)
 
     run_on(monkeypatch, open_devices)
@@ -176,7 +176,7 @@ def test_what_is_too_large_is_refused_before_anything_is_allocated(plans, monkey
     kernels = catalogue.kernels_by_name()
     hosted = {name: HostedKernel(kernel) for name, kernel in kernels.items()}
     devices = (HostDevice(kernels), CudaDevice(driver, hosted))
-    run_on(monkeypatch, lambda plan, settings, rank: devices)
+    run_on(monkeypatch, lambda plan, settings, rank, local_rank: devices)
     with raises(OutOfMemory):
         fit(plans["sim"], 1)
     assert "allocate" not in driver.names()
