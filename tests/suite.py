@@ -92,7 +92,11 @@ ABOUT_CUDA = (
     "tests/system/test_texts_of_a_gpu.py",
 )
 
-OF_EXTRAS = ("tests/actors/collectives", "tests/actorflow/distributed", *_of_system("hosts"))
+OF_EXTRAS = (
+    "tests/actors/collectives",
+    "tests/actorflow/distributed",
+    *_of_system("hosts", "restart_schedules", "elastic"),
+)
 """Where tests are that need MPI or Ray."""
 
 

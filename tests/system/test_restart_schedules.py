@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
-from extras import need_mpi
 from rank_faults import FAULTS, NO_FAULTS, PHASES, STEPS, AtRestart, outcome
 
 pytestmark = [
@@ -160,13 +159,17 @@ def test_a_launcher_that_is_stopped_amid_a_save_costs_its_time_alone(tmp_path, u
     assert "restart" not in ended.err
 
 
-@pytest.mark.parametrize(
-    "seed", [*SEEDS] if GIVEN else [pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS]
-)
+def seeded(seed):
+    """Return a seed as a parameter: of the nightly tier, and with MPI where it draws two hosts."""
+    marks = [] if GIVEN else [pytest.mark.slow]
+    if Schedule.drawn(seed).num_hosts > 1:
+        marks.append(pytest.mark.extra("mpi"))
+    return pytest.param(seed, marks=marks)
+
+
+@pytest.mark.parametrize("seed", [seeded(seed) for seed in SEEDS])
 def test_drawn_faults_change_no_bit(tmp_path, undisturbed, seed):
     schedule = Schedule.drawn(seed)
-    if schedule.num_hosts > 1:
-        need_mpi()
     since = time.monotonic()
     _, silent_s = ends_as_undisturbed(tmp_path, schedule, undisturbed)
     if GIVEN:
