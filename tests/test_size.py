@@ -24,10 +24,10 @@ TORCH_SIGNATURES = (
 
 BUDGET = {
     "actorflow": 48_500,
-    "actors": 48_250,
+    "actors": 48_300,
     "compiler": 33_150,
     "memory": 3_800,
-    "tests": 110_650,
+    "tests": 110_700,
     "benchmarks": 16_800,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

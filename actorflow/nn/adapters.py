@@ -26,6 +26,7 @@ from actorflow.nn.parameter import Parameter
 from actorflow.tensor.literals import checked_number
 from actorflow.tensor.tensor import Tensor
 from actorflow.tensor.tracer import find_source
+from compiler.contract.codec import DecodeError, from_json
 from compiler.contract.errors import CompileError
 from compiler.contract.files import read_regular, replace_regular, user_path
 
@@ -180,11 +181,11 @@ class LoRA:
     def _check_config(self, path: Path) -> None:
         """Raise CompileError where adapters of a directory were made with another rank or alpha."""
         try:
-            config = json.loads(read_regular(path, _MAX_CONFIG_BYTES, is_link_followed=True))
+            config: Any = from_json(read_regular(path, _MAX_CONFIG_BYTES, is_link_followed=True))
             saved = config["r"], float(config["lora_alpha"])
         except FileNotFoundError:
             return  # weights alone: their shapes tell the rank
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, DecodeError, ValueError, TypeError, KeyError) as error:
             raise CompileError(
                 f"{find_source()}: {path} is no configuration of adapters with r and lora_alpha:"
                 f" {type(error).__name__}: {error}"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from actorflow.options.run_spec import RunSpec
     from actorflow.run.status import StatusWriter
     from actorflow.tensor.probes import Predicates
-from compiler.contract.plan import Plan
+    from compiler.contract.plan import Plan
 
 Array = np.ndarray[Any, Any]
 

@@ -27,7 +27,12 @@ GENERATION = 8
 BY_TIME = (f"{CUDNN}attention_grad", ORDERED_GRADIENT, "cuda.flash_attention_grad")
 """Kernels of one op of which the one that is planned to be faster is taken."""
 
+_OF_HOSTS = (
+    '; numpy\'s library computes it on the host: @af.job(devices=["cuda:0", "host:0"]), and'
+    ' with af.device("host:0"): around it'
+)
 _INSTEAD = {
+    **dict.fromkeys(("cholesky", "det", "eigh", "fft", "qr", "slogdet", "solve", "svd"), _OF_HOSTS),
     "while": (
         "; the host decides after each iteration whether a loop continues, so a GPU needs a"
         " limit: give af.while_loop max_steps="

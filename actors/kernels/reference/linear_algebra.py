@@ -24,6 +24,7 @@ from actors.kernels.common.kernel import (
     Workspace,
     flag,
 )
+from actors.kernels.reference.bfloat16 import has_bfloat16
 from actors.machine.protocol import Arrays, Launch
 
 Function = Callable[..., Any]
@@ -41,8 +42,10 @@ _FUNCTIONS: dict[str, Function] = {
 
 def _plan_matrices(
     function: Function, attrs: Attrs, inputs: Operands, outputs: Operands
-) -> HostPlan:
-    """Plan a function of numpy's linear algebra of the operands."""
+) -> HostPlan | None:
+    """Plan a function of numpy's linear algebra of the operands. It takes what numpy knows."""
+    if has_bfloat16(inputs):
+        return None
     m, n = inputs[0].shape[-2:]
     matrices = inputs[0].type.num_elements / max(1, m * n)
     # A vector operation for each element of a step, of min(m, n) steps: LAPACK of small matrices.
@@ -60,8 +63,13 @@ def _plan_matrices(
     return KernelPlan(cost.needs(inputs, outputs, work), bind)
 
 
-def _plan_fft(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan:
-    """Plan `fft`(x [..., n, 2]) -> [..., n, 2]; attrs inverse. No factor in either direction."""
+def _plan_fft(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `fft`(x [..., n, 2]) -> [..., n, 2]; attrs inverse. No factor in either direction.
+
+    It takes what numpy knows.
+    """
+    if has_bfloat16(inputs):
+        return None
     size = float(inputs[0].type.size_bytes)
     work = Work(2, passes=((BytePass.POWER, size * max(1, inputs[0].shape[-2].bit_length())),))
     transform: Function = partial(np.fft.fft, norm="backward")

@@ -40,7 +40,7 @@ def test_a_simulated_device_computes_with_the_kernels_of_the_host():
 
 def test_an_op_without_a_kernel_is_refused_in_the_name_of_the_device():
     with raises(LookupError):
-        target_for(SIM1).query(call("fft"))
+        target_for(SIM1).query(call("wavelet"))
 
 
 def test_a_gpu_is_told_by_its_description_alone():
@@ -56,7 +56,7 @@ def test_a_gpu_is_told_by_its_description_alone():
 
 def test_what_a_gpu_lacks_is_refused_in_the_name_of_the_device():
     with raises(LookupError):
-        target_for(CUDA, "h200").query(call("fft"))
+        target_for(CUDA, "h200").query(call("wavelet"))
 
 
 def test_hardware_of_several_devices_is_told_by_all_of_them_in_order():

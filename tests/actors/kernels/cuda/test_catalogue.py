@@ -6,14 +6,16 @@ from kernel_calls import launched_op
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.kernel import known_gpus
 from actors.kernels.host import catalogue as host
+from actors.kernels.reference.linear_algebra import LINEAR_ALGEBRA_KERNELS
 from compiler.graph.program_builder import expand
 from compiler.graph.registry import Op, is_comm, is_source, view
 from compiler.ops.language.define import update
 from compiler.ops.primitives.transfer import COPY_TO
 from compiler.pipeline import standard_ops
 
-ON_HOSTS_ALONE = {"while"}
-"""A job on a GPU is refused with the user's line: hosts alone decide how often it goes round."""
+ON_HOSTS_ALONE = {"while", *[kernel.op for kernel in LINEAR_ALGEBRA_KERNELS]}
+"""A job on a GPU is refused with the user's line: hosts alone decide how often a loop goes round,
+and have LAPACK and pocketfft."""
 
 STAGED = {"adafactor_update", "adafactor_vector_update", "lamb_update", "muon_update"}
 """Nodes that stand for others, which take their place once gradients are final."""
