@@ -28,8 +28,8 @@ BY_TIME = (f"{CUDNN}attention_grad", ORDERED_GRADIENT, "cuda.flash_attention_gra
 """Kernels of one op of which the one that is planned to be faster is taken."""
 
 _OF_HOSTS = (
-    '; numpy\'s library computes it on the host: @af.job(devices=["cuda:0", "host:0"]), and'
-    ' with af.device("host:0"): around it'
+    "; it is computed on the host alone, by LAPACK or pocketfft: give the job two devices, as in"
+    ' @af.job(devices=["cuda:0", "host:0"]), and write with af.device("host:0"): around it'
 )
 _INSTEAD = {
     **dict.fromkeys(("cholesky", "det", "eigh", "fft", "qr", "slogdet", "solve", "svd"), _OF_HOSTS),
