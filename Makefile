@@ -24,7 +24,7 @@ SEEDS := $(shell seq 0 49)
 RECORDS = build/late-gpus/$(shell git describe --always --dirty)
 
 # Environments of tests/suite.py: the oldest numpy that pyproject.toml allows; torch, 1.2 GB; the
-# packages of the extras [mpi] and [ray], 0.4 GB; and those of [cuda] and [cudnn], 2 GB.
+# packages of the extras [mpi], [ray] and [docs], 0.5 GB; and those of [cuda] and [cudnn], 2 GB.
 OLD_VENV := .venv-oldest
 OLD_STAMP := $(OLD_VENV)/.installed
 OLD_NUMPY := 1.26.*
@@ -34,6 +34,10 @@ EXTRAS_VENV := .venv-extras
 EXTRAS_STAMP := $(EXTRAS_VENV)/.installed
 CUDA_VENV := .venv-cuda
 CUDA_STAMP := $(CUDA_VENV)/.installed
+DOCS_VENV := .venv-docs
+DOCS_STAMP := $(DOCS_VENV)/.installed
+RELEASE_VENV := .venv-release
+RELEASE_STAMP := $(RELEASE_VENV)/.installed
 SUITE := $(BIN)/python tests/suite.py
 
 # The versions of NVRTC whose registers are kept in tests/data/gpt2_kernels.json.
@@ -45,7 +49,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 # Where the rivals of `actorflow bench` live; another folder is told to it with --env.
 BENCH_ENV ?= .bench-env
-BENCH_STAMPS := $(patsubst %,$(BENCH_ENV)/%/.installed,torch jax tensorflow)
+BENCH_STAMPS := $(patsubst %,$(BENCH_ENV)/%/.installed,torch jax tensorflow onnxruntime openvino)
 
 # OpenBLAS reads these when it is loaded. A value exported for another machine halves every matrix
 # product of numpy: `.venv/bin/python -m actorflow doctor` tells.
@@ -58,7 +62,7 @@ unexport OPENBLAS_L2_SIZE
 .DEFAULT_GOAL := help
 
 .PHONY: help demo test nightly durations devices late-gpus oldest cuda hosts golden oracle oracle-store \
-	check lint types contracts model soak bench bench-env clean
+	check lint types contracts model soak bench bench-env docs release clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -108,6 +112,7 @@ oracle: $(DEV_STAMP) ## functions and layers against torch itself; natively and 
 
 oracle-store: $(ORACLE_STAMP) ## store what torch computes, for tests without it
 	PYTHONPATH=tests/shared $(ORACLE_VENV)/bin/python tests/oracle/store.py
+	PYTHONPATH=tests/shared $(ORACLE_VENV)/bin/python tests/shared/task_programs.py
 
 check: lint types contracts ## after a change: lint, types, import contracts, and the tests that belong to it
 	$(PYTEST) --tier merge $$($(BIN)/python tests/affected.py) $(ARGS)
@@ -137,8 +142,18 @@ bench: $(RUN_STAMP) ## all benchmarks, in the order of their names
 
 bench-env: $(BENCH_STAMPS) ## an environment for each rival of `actorflow bench`
 
+docs: $(DOCS_STAMP) ## the pages of docs/ and the reference as a site in build/docs, to be opened as a file
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --quiet
+	@echo "make: build/docs/index.html"
+
+release: $(RELEASE_STAMP) ## build wheel and sdist into dist/ and try both in environments of their own; uploads nothing
+	rm -rf dist
+	$(RELEASE_VENV)/bin/python -m build --outdir dist .
+	$(RELEASE_VENV)/bin/python -m twine check --strict dist/*
+	$(PYTHON) tests/release.py dist
+
 clean: ## remove .venv, caches and build products; runs and checkpoints stay
-	rm -rf $(VENV) $(OLD_VENV) $(CUDA_VENV) $(ORACLE_VENV) $(EXTRAS_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(OLD_VENV) $(CUDA_VENV) $(ORACLE_VENV) $(EXTRAS_VENV) $(DOCS_VENV) $(RELEASE_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
@@ -146,10 +161,14 @@ clean: ## remove .venv, caches and build products; runs and checkpoints stay
 $(BENCH_ENV)/torch/.installed: RIVAL := torch==2.13.0
 $(BENCH_ENV)/jax/.installed: RIVAL := jax
 $(BENCH_ENV)/tensorflow/.installed: RIVAL := tensorflow==2.21.0
+# Those that read ONNX have our exporter beside them, which writes the rows for them.
+$(BENCH_ENV)/onnxruntime/.installed: RIVAL := onnxruntime
+$(BENCH_ENV)/openvino/.installed: RIVAL := openvino
+$(BENCH_ENV)/onnxruntime/.installed $(BENCH_ENV)/openvino/.installed: EXPORTER := --editable .[onnx]
 $(BENCH_ENV)/%/.installed:
 	@echo "make: installing $(RIVAL) into $(@D)"
 	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check "$(RIVAL)" numpy
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check "$(RIVAL)" numpy $(EXPORTER)
 	@touch $@
 
 # A kill may have left half an environment, so it is pip that is asked and not the folder.
@@ -175,10 +194,16 @@ $(OLD_STAMP): pyproject.toml
 	@touch $@
 
 $(EXTRAS_STAMP): pyproject.toml
-	@echo "make: installing actorflow with MPI and Ray into $(EXTRAS_VENV)"
+	@echo "make: installing actorflow with MPI, Ray and mkdocs into $(EXTRAS_VENV)"
 	@$(PYTHON) -m venv --clear $(EXTRAS_VENV)
 	@$(EXTRAS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--editable ".[test,mpi,ray]"
+		--editable ".[test,mpi,ray,docs]"
+	@touch $@
+
+$(DOCS_STAMP): pyproject.toml
+	@echo "make: installing actorflow with mkdocs into $(DOCS_VENV)"
+	@$(PYTHON) -m venv --clear $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
 	@touch $@
 
 $(CUDA_STAMP): pyproject.toml
@@ -186,6 +211,12 @@ $(CUDA_STAMP): pyproject.toml
 	@$(PYTHON) -m venv --clear $(CUDA_VENV)
 	@$(CUDA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--editable ".[test,cuda,cudnn]"
+	@touch $@
+
+$(RELEASE_STAMP):
+	@echo "make: installing what builds and checks releases into $(RELEASE_VENV)"
+	@$(PYTHON) -m venv --clear $(RELEASE_VENV)
+	@$(RELEASE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check build twine
 	@touch $@
 
 $(ORACLE_STAMP): pyproject.toml

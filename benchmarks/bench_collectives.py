@@ -32,7 +32,7 @@ from actorflow.distributed.rank_process import on_cores, split_cores
 from actors.collectives import mpi
 from actors.collectives.hierarchical import HierarchicalCommunicator
 from actors.collectives.shared_memory import SharedMemory
-from actors.kernels.library.runtime import find_toolchain
+from actors.kernels.library.toolchain import find_toolchain
 from compiler.contract.collective import Collective, LaunchSite
 from compiler.contract.placement import Mesh
 from compiler.contract.types import DType, TensorType

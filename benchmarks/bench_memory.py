@@ -1,9 +1,10 @@
 """Memory: offsets, recomputation by a cost model, real runs against torch, and the budget curve.
 
-    python benchmarks/bench_memory.py [instances models runs curve] [--data FOLDER] [--png FILE]
-        [--layers 6,24] [--rounds 12]
+    python benchmarks/bench_memory.py [instances kinds models runs curve] [--data FOLDER]
+        [--png FILE] [--layers 6,24] [--rounds 12]
 
-`instances` places the public instances and graph-like ones of up to 100,000 buffers. `models` plans
+`instances` places the public instances and graph-like ones of up to 100,000 buffers, `kinds`
+perfect packings and pipelines of several seeds, in seconds of the processor. `models` plans
 ResNet-50, GPT-2 and deep GPTs, which nobody runs here, within shares of what saving everything
 needs. `runs` trains one GPT in fresh processes, in this engine at several budgets and in torch with
 and without per-block checkpointing, and compares resident sets and bits. `curve` runs jobs at
@@ -40,7 +41,9 @@ best setting for torch's resident set, and of no effect on an arena."""
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=["instances", "models", "runs", "curve"])
+    parser.add_argument(
+        "parts", nargs="*", default=["instances", "kinds", "models", "runs", "curve"]
+    )
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--png", type=Path, default=RESULTS / "memory_curve.png")
     parser.add_argument("--layers", default="6,24")
@@ -53,6 +56,7 @@ def main() -> None:
     print_machine()
     parts = {
         "instances": lambda: instances(args.data),
+        "kinds": kinds,
         "models": models,
         "runs": lambda: [runs(n) for n in layers],
         "curve": lambda: curve(layers, args.rounds, args.png),
@@ -102,6 +106,23 @@ def instances(folder: Path) -> None:
         print(
             f"| {instance.name} | {len(instance.size)} | {plan.peak_bytes:,} |"
             f" {'yes' if plan.peak_bytes <= CAPACITY else 'NO'} | {plan.certificate} |"
+            f" {seconds:.2f} |",
+            flush=True,
+        )
+
+
+def kinds() -> None:
+    from memory_instances import hard_kinds
+
+    from memory.offsets import plan_offsets
+
+    print("\n| instance | buffers | gap | found by | CPU s |\n|---|---|---|---|---|")
+    for instance in hard_kinds():
+        before = time.process_time()
+        plan = plan_offsets(instance.lower, instance.upper, instance.size, alignment=1)
+        seconds = time.process_time() - before
+        print(
+            f"| {instance.name} | {len(instance.size):,} | {plan.gap:.3%} | {plan.algorithm} |"
             f" {seconds:.2f} |",
             flush=True,
         )

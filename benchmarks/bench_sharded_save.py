@@ -5,9 +5,10 @@
 A linear layer of width x width with AdamW and `zero=True` (4096: 201 MB of state on all ranks),
 each rank pinned to its cores, as `actorflow launch` does. The job runs twice: without checkpoints
 and with one `every` steps. Printed for each rank: the median step; the longest step of the run
-without saves, and of the other while it saves and while it does not; the times of its saves; and
-by how much its resident set grew while it saved, sampled each 2 ms. The mark: no step takes longer
-than the longest without saves by more than 5 % of a save, and rank 0 holds its own state 1.1 times.
+without saves, and of the other while it saves and while it does not; the median step beside a save,
+and the step of the first snapshot; the times of its saves; and by how much its resident set grew
+while it saved, sampled each 2 ms. The mark: no step takes longer than the longest without saves by
+more than 5 % of a save, and rank 0 holds its own state 1.1 times.
 """
 
 from __future__ import annotations
@@ -98,6 +99,12 @@ def steps_ms(noted: dict[str, list[float]], *, in_saves: bool) -> list[float]:
     ]
 
 
+def first_snapshot_ms(noted: dict[str, list[float]], every: int) -> float:
+    """Return the longer one of the two steps around the first snapshot, in ms."""
+    ends = noted["ends"][every - 2 : every + 2]
+    return 1000 * max([end - begin for begin, end in pairwise(ends)])
+
+
 def main() -> None:
     """Measure, and print a row for each rank."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -116,9 +123,11 @@ def main() -> None:
         print(
             f"rank {rank}: step {statistics.median(plain):.0f} ms; longest {max(plain):.0f} ms"
             f" without saves, {max(stalled, default=0):.0f} in a save,"
-            f" {max(quiet, default=0):.0f} between; saves {min(saves):.2f} to {max(saves):.2f} s,"
-            f" 5 % is {50 * min(saves):.0f} ms; grew by {max(noted['grown']) / 1e6:.1f} MB,"
-            f" own state {own_mb:.0f} MB"
+            f" {max(quiet, default=0):.0f} between; median in a save"
+            f" {statistics.median(stalled or [0]):.0f}, first snapshot"
+            f" {first_snapshot_ms(noted, options.every):.0f};"
+            f" saves {min(saves):.2f} to {max(saves):.2f} s, 5 % is {50 * min(saves):.0f} ms;"
+            f" grew by {max(noted['grown']) / 1e6:.1f} MB, own state {own_mb:.0f} MB"
         )
 
 

@@ -81,6 +81,57 @@ def graph_like(sizes: tuple[int, ...]) -> Iterator[Buffers]:
         yield pipeline(f"pipe1f1b_{n}", network, num_batches, warm_up=3)
 
 
+def hard_kinds() -> Iterator[Buffers]:
+    """Make perfect packings, and pipeline stages of several lengths, over some seeds each."""
+    for num_buffers in (100, 200, 400):
+        for seed in range(100, 105):
+            yield perfect(num_buffers, seed)
+    stages = ((None, 2), (None, 3), (None, 6), (16, 4), (64, 8))
+    for n, shapes in ((1_000, stages), (3_000, stages), (10_000, stages), (100_000, stages[1::3])):
+        for seed in (100, 101):
+            for batches, warm_up in shapes:
+                num_batches = batches or max(4, round((n / 100) ** 0.5))
+                network = _network(n // (4 * num_batches), Random(seed))
+                name = f"pipe1f1b_{n}_b{num_batches}_w{warm_up}_s{seed}"
+                yield pipeline(name, network, num_batches, warm_up)
+
+
+def perfect(num_buffers: int, seed: int) -> Buffers:
+    """Return a perfect packing of so many buffers."""
+    rows, _ = cut_rectangle(num_buffers, Random(seed))
+    lower, upper, size = zip(*rows, strict=True)
+    return Buffers(f"perfect_{num_buffers}_s{seed}", lower, upper, size)
+
+
+def cut_rectangle(num_buffers: int, rng: Random) -> tuple[list[tuple[int, int, int]], int]:
+    """Cut a rectangle of time and bytes into buffers, some as pinwheels of five: they fill it.
+
+    Return their rows (lower, upper, size) and the bytes of the rectangle. They are fewer where its
+    parts cannot be cut any more.
+    """
+    length, height = num_buffers // 2, 1 << 12
+    parts = [(0, length, 0, height)]
+    for _ in range(50 * num_buffers):
+        if len(parts) >= num_buffers:
+            break
+        i = rng.choices(range(len(parts)), [(b - a) * (d - c) for a, b, c, d in parts])[0]
+        a, b, c, d = parts[i]
+        if rng.random() < 0.35 and b - a >= 3 and d - c >= 3:
+            x1, x2 = sorted(rng.sample(range(a + 1, b), 2))
+            y1, y2 = sorted(rng.sample(range(c + 1, d), 2))
+            parts[i : i + 1] = [
+                (a, x2, c, y1), (x2, b, c, y2), (x1, b, y2, d), (a, x1, y1, d), (x1, x2, y1, y2),
+            ]  # fmt: skip
+        elif b - a > 1 and (rng.random() < 0.5 or d - c < 2):
+            x = rng.randrange(a + 1, b)
+            parts[i : i + 1] = [(a, x, c, d), (x, b, c, d)]
+        elif d - c > 1:
+            y = rng.randrange(c + 1, d)
+            parts[i : i + 1] = [(a, b, c, y), (a, b, y, d)]
+    rng.shuffle(parts)
+    return [(a, b, d - c) for a, b, c, d in parts], height
+
+
 def training(name: str, network: list[_Op]) -> Buffers:
     """One forward and one backward pass over a network."""
     return pipeline(name, network, 1, 1)

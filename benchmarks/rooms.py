@@ -54,6 +54,12 @@ THROUGH = (
     "accepts_options.<locals>.decorate.<locals>.call",
     "<lambda>",
     "<listcomp>",
+    *(
+        "devices_of",
+        "group_of",
+        "mesh_of",
+        "ranks_of",
+    ),  # methods of `Job`, which has a file for its ranks
 )
 """Functions that only call what they were made of, such as the lambdas of `PASSES`: they are no
 stops, and their caller leads on."""
@@ -97,10 +103,16 @@ FIT_RETURNS = (
     ),
     ("actorflow/options", "the compiler is told what the options of the job come to"),
     ("actorflow/nn", "the model is claimed before anything is compiled"),
+    ("actorflow/nn", "the model keeps the graphs of its job"),
+    ("actorflow/trace", "a line says why there is another graph, and what its plan took"),
+    ("actorflow/jobs", "the graph says which variables the model has to have"),
     ("actorflow/nn", _VALUES),
     ("actorflow/distributed", "ranks compare their plans before kernels are built"),
     ("actorflow/run", "the plan is proven here"),
+    ("actorflow/options", "the plan says how many batches of an epoch a step takes"),
+    ("actorflow/run", "what a run needs is opened when its steps are known"),
     ("actorflow/distributed", "ranks compare steps and data before a checkpoint is read"),
+    ("actorflow/compile", "the plan says after which steps there can be a checkpoint"),
     ("actorflow/distributed", "ranks prove that they see one run directory when it is opened"),
     ("actorflow/run", "the checkpoint is read after it"),
     ("actorflow/distributed", "ranks compare the values that they begin with"),
@@ -111,6 +123,7 @@ FIT_RETURNS = (
     ),
     ("actorflow/run", _PARTS),
     ("actorflow/compile", "the plan says which credits are there at that step"),
+    ("actors/machine", "the graph of actors begins with these credits"),
     ("actorflow/run", "variables are read and written through the loop"),
     ("actorflow/run", "the progress line counts what the source calls its items"),
     ("actorflow/nn", "the model is lent to the run just before its first step"),

@@ -10,7 +10,10 @@ counted work, never by a clock. In the order in which a compiler asks:
     registers        do rates fit, how many slots does an edge need, is there a deadlock?
     offsets          at which offset does each buffer lie, how far is the peak from the bound?
     packing            instances in sections, first-fit in several orders, sets of buffers
+    dissection         a packing without a free byte, from all orders that a PQ-tree allows
+    pq_tree            the orders of leaves in which given sets are consecutive
     packing_search     branch and bound: the skyline, the search, which searches run
+    repair             what ends above a capacity is put back among the rest
     verify           do two live buffers share a byte? It imports nothing of the planner.
     report           who holds the peak, in words
 

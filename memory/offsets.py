@@ -3,21 +3,24 @@
 The instance is stripped first: what occupies nothing, what lives throughout, and stretches of time
 that no buffer crosses (see `memory.packing`). Each stretch is packed by ever dearer methods until
 its peak is at most the lower bound of the whole: first-fit as sweeps over time, first-fit in other
-orders, branch and bound. What the search proves goes into the certificate.
+orders, dissection where no byte is to be free, branch and bound, repair. What the search proves
+goes into the certificate.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from memory import packing
+from memory.dissection import dissect
 from memory.liveness import IntArray, as_intervals, lower_bound
 from memory.packing import (
     Instance,
     SectionPacking,
+    WorkBudget,
     components,
     make_instance,
     stacks,
@@ -25,6 +28,7 @@ from memory.packing import (
     whole_horizon,
 )
 from memory.packing_search import Improved, improve, node_work
+from memory.repair import repair
 
 _MAX_TOTAL_BYTES = 1 << 61
 
@@ -89,8 +93,9 @@ def plan_offsets(
         size: bytes.
         alignment: of every offset, in bytes.
         capacity: stop as soon as the peak is at most this many bytes, and search for no less.
-        max_work: limit of the search, in units of about 20 us. Instances so large that it does not
-            cover one descent are left to first-fit: at the default, above some 4,500 buffers.
+        max_work: limit of branch and bound, in units of about 20 us; dissection and repair have
+            one in proportion. Branch and bound leaves alone what is so large that this does not
+            cover one descent: at the default, above some 5,000 buffers.
 
     Raises:
         ValueError: the columns are not intervals (see `as_intervals`), the alignment is not
@@ -135,12 +140,14 @@ def plan_offsets(
 
 def _pack(lower: IntArray, upper: IntArray, size: IntArray, target: int, max_work: int) -> Improved:
     """Pack each stretch of time on its own; the work that is left goes to the next."""
+    # Repair has a quarter of the time of branch and bound, and more for more buffers.
+    moves = WorkBudget(max_work * (200 + size.size // 40))
     offsets = np.zeros(size.size, np.int64)
     peak = bound = nodes = 0
     algorithm = "stacked"
     for stretch in components(lower, upper):
         instance = make_instance(lower[stretch], upper[stretch], size[stretch])
-        improved = _pack_stretch(instance, target, max_work)
+        improved = _pack_stretch(instance, target, max_work, moves)
         max_work -= improved.nodes * node_work(stretch.size)
         offsets[stretch] = improved.packing.offsets
         bound, nodes = max(bound, improved.bound), nodes + improved.nodes
@@ -149,19 +156,28 @@ def _pack(lower: IntArray, upper: IntArray, size: IntArray, target: int, max_wor
     return Improved(SectionPacking(offsets, peak, algorithm), bound, nodes)
 
 
-def _pack_stretch(instance: Instance, target: int, max_work: int) -> Improved:
+def _pack_stretch(instance: Instance, target: int, max_work: int, moves: WorkBudget) -> Improved:
     """Return the best packing found; no method begins once a peak is at most `target`."""
-    best = packing.pack_by_sweeps(instance, target)
-    for name, stack in stacks(instance) if best.peak > target else ():
-        if best.peak > target:
-            placed = sweep_outwards(instance, stack, best.peak)
-            best = packing.better(best, instance, placed, f"{name}, from the peak")
-    best = packing.pack_by_orders(instance, best, target)
+    swept = packing.pack_by_sweeps(instance, target)
+    for name, stack in stacks(instance) if swept.peak > target else ():
+        if swept.peak > target:
+            placed = sweep_outwards(instance, stack, swept.peak)
+            swept = packing.better(swept, instance, placed, f"{name}, from the peak")
+    best = packing.pack_by_orders(instance, swept, target)
+    dissected = dissect(instance, WorkBudget(max_work * 2 // 3)) if best.peak > target else None
+    packed = best if dissected is None else SectionPacking(dissected, instance.bound, "dissection")
+    improved = Improved(packed, instance.bound, 0)
     max_nodes = max_work // node_work(instance.size.size)
     # A search that cannot make one descent, a node per buffer, finds nothing.
-    if best.peak <= target or max_nodes < instance.size.size:
-        return Improved(best, instance.bound, 0)
-    return improve(instance, best, target, max_nodes)
+    if packed.peak > target and max_nodes >= instance.size.size:
+        improved = improve(instance, packed, target, max_nodes)
+    least = max(target, improved.bound)
+    # With more overlaps than that, their index would take more than some 100 MB.
+    if improved.packing.peak > least and packing.neighbour_work(instance) < 1 << 32:
+        # More of a sweep is to be repaired than of other orders, but it is easier to repair.
+        repaired = repair(instance, swept.offsets, improved.packing, least, moves)
+        improved = replace(improved, packing=repaired)
+    return improved
 
 
 def certificate(peak: int, bound: int, proved: int) -> str:

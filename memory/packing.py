@@ -47,6 +47,15 @@ class Instance:
     bound: int
 
 
+class WorkBudget:
+    """Counted work and its limit: a plan depends on its input alone, and on no clock."""
+
+    __slots__ = ("done", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.done, self.limit = 0, limit
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SectionPacking:
     """One offset per buffer of an instance, the highest end, and the algorithm's name."""
@@ -131,8 +140,8 @@ def whole_horizon(lower: IntArray, upper: IntArray) -> np.ndarray[tuple[int], np
 _WORK_PER_PLACEMENT = 800
 """The fixed cost of placing a buffer, in units of one examined neighbour: about 15 us to 20 ns."""
 
-_WORK_LIMIT, _WORK_LIMIT_PER_BUFFER = 8_000_000, 300
-"""Work over all neighbour orders of one call, about 0.15 s + 6 us per buffer; an order that would
+_WORK_LIMIT, _WORK_LIMIT_PER_BUFFER = 8_000_000, 2500
+"""Work over all neighbour orders of one call, about 0.15 s + 50 us per buffer; an order that would
 pass it does not begin. All orders run below some 1,300 buffers, whatever their lifetimes."""
 
 _ABOVE_ALL = 1 << 62
@@ -349,35 +358,39 @@ class OverlapIndex:
         end = np.searchsorted(lower, upper)
         return cls(rank, lower, upper, instance.size[by_start], end, step, tuple(live_at))
 
+    def near(self, p: int, placed_upper: IntArray) -> IntArray:
+        """Return the positions of the placed buffers that are live when p is.
+
+        `placed_upper` is the end of each buffer, or below all starts where it is not placed.
+        """
+        lower, block = self.lower[p], p // self.step
+        begin = block * self.step
+        # They started before the block and are live at its begin, or start from there until p ends.
+        earlier = self.live_at[block]
+        earlier = earlier[placed_upper[earlier] > lower]
+        later = (placed_upper[begin : self.end[p]] > lower).nonzero()[0] + begin
+        return np.concatenate((earlier, later))
+
 
 def place(instance: Instance, index: OverlapIndex, order: IntArray, limit: int) -> IntArray | None:
     """First-fit in the given order of buffers.
 
     Returns None as soon as a buffer would end at or above `limit`.
     """
-    n = order.size
-    step, live_at = index.step, index.live_at
-    lower, size, end = index.lower.tolist(), index.size.tolist(), index.end.tolist()
+    n, size = order.size, index.size.tolist()
     # What is not placed yet ends before everything: one comparison tells placed and overlapping.
     placed_upper = np.full(n, -1, np.int64)
     offset, top = np.zeros(n, np.int64), np.zeros(n, np.int64)
     for p in index.rank[order].tolist():
-        block = p // step
-        begin = block * step
-        # Neighbours started before the block and are live at its begin, or start from there on
-        # until p ends.
-        earlier = live_at[block]
-        earlier = earlier[placed_upper[earlier] > lower[p]]
-        later = (placed_upper[begin : end[p]] > lower[p]).nonzero()[0] + begin
-        near = np.concatenate((earlier, later))
-        x = _lowest_fit(offset[near], top[near], size[p])
+        near = index.near(p, placed_upper)
+        x = lowest_fit(offset[near], top[near], size[p])
         if x + size[p] >= limit:
             return None
         offset[p], top[p], placed_upper[p] = x, x + size[p], index.upper[p]
     return offset[index.rank]
 
 
-def _lowest_fit(offset: IntArray, top: IntArray, size: int) -> int:
+def lowest_fit(offset: IntArray, top: IntArray, size: int) -> int:
     """Return the lowest x where [x, x + size) meets none of the ranges [offset, top)."""
     if offset.size == 0:
         return 0
@@ -393,11 +406,8 @@ def _lowest_fit(offset: IntArray, top: IntArray, size: int) -> int:
     return int(top[gap]) if fits.size and fits[gap] else int(top[-1])
 
 
-# Sets of buffers as the bits of integers: which lie within a span, which cover a section.
-#
-# Buffers are numbered by *rank*, their place in a preorder, so that the lowest bit of a set is its
-# best buffer. The search spends its time on intersections of such sets; on integers of some
-# thousand bits one costs about 0.1 us.
+# Sets are the bits of integers, of which an intersection takes some 0.1 us. Buffers are numbered by
+# *rank*, their place in a preorder, so that the lowest bit of a set is its best buffer.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -445,10 +455,6 @@ class BufferSets:
         """Return those of `buffers` that are live within [start, end) only."""
         return buffers & self.starting_from[start] & self.ending_by[end]
 
-    def clear_of(self, buffers: int, start: int, end: int) -> int:
-        """Return those of `buffers` that are not live in [start, end)."""
-        return buffers & (self.starting_from[end] | self.ending_by[start])
-
     def least_size(self, buffers: int, limit: int) -> int:
         """Return the smallest size in a set, or `limit` where that is smaller."""
         return min([limit, *[self.size[i] for i in members(buffers)]])
@@ -463,12 +469,10 @@ def members(buffers: int) -> Iterator[int]:
         buffers ^= lowest
 
 
-# First-fit outwards from the step with the most live bytes.
-#
-# What is live there is stacked without a gap, so that no byte is lost where every byte counts. Then
-# come the buffers after it, by start, and those before it, by end, as two sweeps over time. Buffers
-# of a training graph nest: what is made first is used last. Stacked with the longest at the bottom,
-# the live set shrinks from the top on both sides.
+# First-fit outwards from the step with the most live bytes. What is live there is stacked without a
+# gap, so that no byte is lost where each counts. Then come the buffers after it, by start, and then
+# those before it, by end. In a training graph what is made first is used last: stacked with the
+# longest at the bottom, the live set shrinks from the top on both sides.
 
 
 def stacks(instance: Instance) -> tuple[tuple[str, IntArray], ...]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -50,13 +49,9 @@ class SkylineSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Skyline:
-    """One state; it is never changed, so that going back to it costs nothing.
-
-    `barred` buffers are not laid on the floor that is below them now: they must lie higher.
-    """
+    """One state; it is never changed, so that going back to it costs nothing."""
 
     unplaced: int
-    barred: int
     segments: list[SkylineSegment]
     urgencies: list[int]
     spare: list[int]
@@ -78,42 +73,27 @@ class SkylineSpan:
             self.end = end
 
 
-class BranchingRule(Enum):
-    """What a decision is about; no style is best everywhere.
-
-    None of them leaves out a packing in which no buffer can be moved to a lower place.
-    """
-
-    CORNERS = "corners"
-    """What lies over one section of a pit: the one with the fewest choices among both ends and the
-    tightest section. Tightest pit first. Best where little is spare."""
-
-    UNDER_BEST = "under best"
-    """As before, but the tightest section under the buffer of best rank: preorders have their way.
-    """
-
-    LEFT_TO_RIGHT = "left to right"
-    """Whether the best buffer that fits into a pit lies there; where not, the next best is asked.
-    First pit first. Best where much is spare almost everywhere, as in graphs."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PackingRules:
-    """The rules of one search: the sets of buffers, the smallest step of heights, and the style.
+    """The rules of one search: the sets of buffers, the smallest step of heights, and the decision.
 
-    The methods report the sections they have changed, and those their answer depends on.
+    What lies over one section of a pit is decided, of the tightest pit first. `under_best`: over
+    the tightest section under the buffer of best rank, so that preorders have their way. Else over
+    the one with the fewest choices of both ends and the tightest; best where little is spare.
+    Neither leaves out a packing in which no buffer can be moved to a lower place. The methods
+    report the sections they have changed, and those their answer depends on.
     """
 
     sets: BufferSets
     granule: int
-    style: BranchingRule
+    under_best: bool
 
     def start(self, spare: list[int]) -> Skyline | None:
         """Return the state with nothing placed; None where a section holds more than all bytes."""
         if min(spare, default=0) < 0:
             return None
         draft = _NextSkyline(
-            self, self.sets.full, 0, [SkylineSegment(0, len(spare), 0)], [NO_PIT], spare
+            self, self.sets.full, [SkylineSegment(0, len(spare), 0)], [NO_PIT], spare
         )
         return draft.settle(0, 1)
 
@@ -124,7 +104,6 @@ class PackingRules:
         sets = self.sets
         draft = _NextSkyline.of(self, state, changed, seen)
         draft.unplaced &= ~(1 << i)
-        draft.barred &= ~(1 << i)
         # No spare is spent: what rises was counted as still to be placed here.
         draft.raise_part(k, sets.lower[i], sets.upper[i], sets.size[i])
         # Neighbours of the raised part may have become pits, or equal in height.
@@ -133,31 +112,17 @@ class PackingRules:
     def raise_floor(
         self, state: Skyline, k: int, changed: SkylineSpan, seen: SkylineSpan
     ) -> Skyline | None:
-        """Return the state with none of the options of pit k on its floor; None for a dead end."""
-        if self.style is not BranchingRule.LEFT_TO_RIGHT:
-            return self._leave_section(state, k, changed, seen)
-        pit = state.segments[k]
-        best = (pit.options & -pit.options).bit_length() - 1
-        changed.add(self.sets.lower[best], self.sets.upper[best])
-        draft = _NextSkyline.of(self, state, changed, seen)
-        # Buffers of the same interval and size would lead to the same packings.
-        draft.barred |= self.sets.alike[best] & state.unplaced
-        return draft.settle(k, k + 1)
-
-    def _leave_section(
-        self, state: Skyline, k: int, changed: SkylineSpan, seen: SkylineSpan
-    ) -> Skyline | None:
-        """Raise the section of pit k to the lowest height at which something can lie over it.
+        """Raise the section of pit k, without its options, to where something can lie over it.
 
         What does lies on a buffer beside it in the pit, or reaches over a wall. A dead end, too,
         where the bytes left free would hold a buffer that could have been laid there.
         """
         pit, sets = state.segments[k], self.sets
         section = pit.section
-        beside = sets.clear_of(
-            sets.within(state.unplaced, pit.start, pit.end), section, section + 1
-        )
-        rise = sets.least_size(beside, lower_wall(state.segments, k) - pit.height)
+        beside = sets.within(state.unplaced, pit.start, pit.end) & ~sets.covering[section]
+        around = [n for n in (k - 1, k + 1) if 0 <= n < len(state.segments)]
+        wall = min([state.segments[n].height for n in around], default=EDGE)
+        rise = sets.least_size(beside, wall - pit.height)
         seen.add(pit.start - 1, pit.end + 1)
         if state.spare[section] < rise:
             return None
@@ -171,18 +136,11 @@ class PackingRules:
         return draft.settle(k - 1, k + 2 + len(draft.segments) - len(state.segments))
 
 
-def lower_wall(segments: list[SkylineSegment], k: int) -> int:
-    """Return the height of the lower neighbour of segment k."""
-    left = segments[k - 1].height if k else EDGE
-    right = segments[k + 1].height if k + 1 < len(segments) else EDGE
-    return min(left, right)
-
-
 class _NextSkyline:
     """A state in the making, and the spans of sections that were changed and looked at."""
 
     __slots__ = (
-        "barred", "changed", "is_own", "seen", "segments", "spare", "terrain", "unplaced",
+        "changed", "is_own", "seen", "segments", "spare", "terrain", "unplaced",
         "urgencies",
     )  # fmt: skip
 
@@ -190,12 +148,11 @@ class _NextSkyline:
         self,
         terrain: PackingRules,
         unplaced: int,
-        barred: int,
         segments: list[SkylineSegment],
         urgencies: list[int],
         spare: list[int],
     ) -> None:
-        self.terrain, self.unplaced, self.barred = terrain, unplaced, barred
+        self.terrain, self.unplaced = terrain, unplaced
         self.segments, self.urgencies, self.spare = segments, urgencies, spare
         self.changed, self.seen = SkylineSpan(), SkylineSpan()
         self.is_own = False
@@ -205,7 +162,7 @@ class _NextSkyline:
         cls, terrain: PackingRules, state: Skyline, changed: SkylineSpan, seen: SkylineSpan
     ) -> _NextSkyline:
         segments, urgencies = state.segments.copy(), state.urgencies.copy()
-        draft = cls(terrain, state.unplaced, state.barred, segments, urgencies, state.spare)
+        draft = cls(terrain, state.unplaced, segments, urgencies, state.spare)
         draft.changed, draft.seen = changed, seen
         return draft
 
@@ -217,14 +174,8 @@ class _NextSkyline:
         self.spare[start:end] = [spare - rise for spare in self.spare[start:end]]
 
     def raise_part(self, k: int, start: int, end: int, rise: int) -> None:
-        """Raise the sections [start, end) of segment k; what was barred above them may lie there.
-
-        Adds up to two segments.
-        """
+        """Raise the sections [start, end) of segment k; adds up to two segments."""
         self.changed.add(start, end)
-        # The floor below these has changed, so the decision not to lie on it is void.
-        if self.barred:
-            self.barred = self.terrain.sets.clear_of(self.barred, start, end)
         old = self.segments[k]
         pieces = [SkylineSegment(start, end, old.height + rise)]
         if old.start < start:
@@ -237,8 +188,7 @@ class _NextSkyline:
     def settle(self, first: int, stop: int) -> Skyline | None:
         """Find the pits among segments [first, stop), and raise what nothing fits over.
 
-        None where the spare bytes do not suffice, or where a barred buffer fits into a pit that
-        nothing else will fill: then it could be moved down there.
+        None where the spare bytes do not suffice.
         """
         segments, urgencies = self.segments, self.urgencies
         sets = self.terrain.sets
@@ -262,15 +212,8 @@ class _NextSkyline:
                 segments[k], urgencies[k] = SkylineSegment(start, end, height), NO_PIT
                 k += 1
                 continue
-            inside = sets.within(self.unplaced, start, end)
-            fitting = inside & ~self.barred
-            if fitting or not inside:
-                a, b = _hole(sets, inside, start, end)
-            elif sets.least_size(inside, EDGE) <= rise:
-                return None
-            else:
-                # All that fits is barred and higher than the walls: the whole pit is filled up.
-                a, b = start, end
+            fitting = sets.within(self.unplaced, start, end)
+            a, b = _hole(sets, fitting, start, end)
             # Beyond `_ENDLESS` there are no walls: a single floor over all of time is never raised.
             if a == b or rise > _ENDLESS:
                 segments[k] = pit = self._pit(start, end, height, fitting)
@@ -284,19 +227,16 @@ class _NextSkyline:
             self.raise_part(k, a, b, rise)
             # k stays: the pieces of the raised segment are looked at next.
             stop += len(segments) - num_segments
-        return Skyline(self.unplaced, self.barred, segments, urgencies, self.spare)
+        return Skyline(self.unplaced, segments, urgencies, self.spare)
 
     def _pit(self, start: int, end: int, height: int, fitting: int) -> SkylineSegment:
         """Choose the decision to take on a pit, and say how urgent it is."""
         spare, sets = self.spare, self.terrain.sets
         part = spare[start:end]
         least = min(part)
-        style = self.terrain.style
-        best = (fitting & -fitting).bit_length() - 1
-        if style is BranchingRule.LEFT_TO_RIGHT:
-            return SkylineSegment(start, end, height, start, start, 1 << best)
         sections: tuple[int, ...] = (start, start + part.index(least), end - 1)
-        if style is BranchingRule.UNDER_BEST:
+        if self.terrain.under_best:
+            best = (fitting & -fitting).bit_length() - 1
             lower, upper = sets.lower[best], sets.upper[best]
             under = spare[lower:upper]
             sections = (lower + under.index(min(under)),)
@@ -329,8 +269,6 @@ def _hole(sets: BufferSets, fitting: int, start: int, end: int) -> tuple[int, in
     return end, end
 
 
-# Branch and bound: does a packing within a capacity exist?
-#
 # In a packing in which no buffer can be moved to a lower place, each lies on the floor or on a
 # buffer live at the same time. Such packings are built from below. A node of the search takes the
 # most urgent pit of the skyline and decides what lies over one section of it: one of the unplaced
@@ -339,14 +277,6 @@ def _hole(sets: BufferSets, fitting: int, start: int, end: int) -> tuple[int, in
 #
 # Going back is directed by conflicts. A dead end has looked at a span of sections; what was decided
 # wholly outside this span did not cause it, so the other choices of such decisions are not tried.
-# States that failed are remembered with their spans, for stacks of buffers are reached in many
-# orders.
-
-_MAX_REMEMBERED = 100_000
-"""Failed states remembered per search: bounds the memory, not the result."""
-
-_START, _HEIGHT = itemgetter(0), itemgetter(2)
-"""Getters for a `SkylineSegment`: a search node reads hundreds; by name, a third slower."""
 
 
 class Outcome(Enum):
@@ -369,10 +299,10 @@ class Result:
 class _SearchFrame:
     """A decision: the state before, what is left to try, and the span that failures looked at."""
 
-    __slots__ = ("changed", "failed", "k", "key", "left", "may_leave", "num_placed", "state")
+    __slots__ = ("changed", "failed", "k", "left", "may_leave", "num_placed", "state")
 
-    def __init__(self, state: Skyline, key: tuple[int, ...], num_placed: int) -> None:
-        self.state, self.key, self.num_placed = state, key, num_placed
+    def __init__(self, state: Skyline, num_placed: int) -> None:
+        self.state, self.num_placed = state, num_placed
         self.k = state.urgencies.index(min(state.urgencies))
         pit = state.segments[self.k]
         self.left = pit.options
@@ -384,38 +314,26 @@ class _SearchFrame:
 def search(terrain: PackingRules, spare: list[int], max_nodes: int) -> Result:
     """Search for a packing with `spare[s]` bytes free in section s; visit at most `max_nodes`.
 
-    Deterministic. A node costs about 20 us for some hundred buffers, and grows with the buffers
-    and the sections: 100 us for 4,000 buffers.
+    A node costs about 20 us for some hundred buffers, and 100 us for 4,000.
     """
     state = terrain.start(spare)
     if state is None:
         return Result(Outcome.EXHAUSTED, 0)
     placed: list[tuple[int, int]] = []
     frames: list[_SearchFrame] = []
-    remembered: dict[tuple[int, ...], SkylineSpan] = {}
     nodes = 0
     while state is not None and state.unplaced:
         if nodes == max_nodes:
             return Result(Outcome.OUT_OF_NODES, nodes)
         nodes += 1
-        # Spare bytes follow from these: they are not part of the key.
-        starts, heights = map(_START, state.segments), map(_HEIGHT, state.segments)
-        key = (state.unplaced, state.barred, *starts, *heights)
-        conflict = remembered.get(key)
-        if conflict is None:
-            frames.append(_SearchFrame(state, key, len(placed)))
-            state = _descend(terrain, frames[-1], placed)
-        else:
-            state = None
+        conflict: SkylineSpan | None = None
+        frames.append(_SearchFrame(state, len(placed)))
+        state = _descend(terrain, frames[-1], placed)
         while state is None and frames:
             frame = frames[-1]
-            # The last choice of this decision has failed: its span is the conflict of the one
-            # before.
+            # The last choice of this decision has failed: its span is the conflict before it.
             if conflict is None:
-                conflict = frame.failed
-                if len(remembered) < _MAX_REMEMBERED:
-                    remembered[frame.key] = conflict
-                frames.pop()
+                conflict = frames.pop().failed
             elif conflict.end <= frame.changed.start or frame.changed.end <= conflict.start:
                 # The decision changed nothing in the conflict: no other choice of it can help.
                 frames.pop()
@@ -459,26 +377,15 @@ def _descend(
     return None
 
 
-# Which searches run, in which order, and for how many nodes.
-#
-# How long a search takes depends on luck with the style and the preorder, over orders of magnitude.
-# So many short searches run before a long one: several styles with preorders that suit them, then
-# again with noise on the preorders. All limits count nodes and the noise has a fixed seed, so that
-# equal instances get equal packings on every machine.
-#
-# The first capacity is the target. While nodes are left, the capacities between it and the best
-# peak are bisected. A search that ends without a packing one granule below the best peak proves
-# that peak optimal. One that runs out of nodes proves nothing.
+# How long a search takes depends on luck with the rule and the preorder, over orders of magnitude.
+# So many short searches run before a long one, the later ones with noise on the preorders, which
+# has a fixed seed. The first capacity is the target. While nodes are left, the capacities between
+# it and the best peak are bisected. A search that ends without a packing one granule below the best
+# peak proves that peak optimal.
 
-_ROUND = (
-    (BranchingRule.UNDER_BEST, "WAT"),
-    (BranchingRule.LEFT_TO_RIGHT, "TWA"),
-    (BranchingRule.CORNERS, "WAT"),
-    (BranchingRule.CORNERS, "TWA"),
-    (BranchingRule.UNDER_BEST, "TWA"),
-)
+_ROUND = ((True, "WAT"), (False, "WAT"), (False, "TWA"), (True, "TWA"))
 """The searches of a round. Preorders: descending by lifespan W, area A, live bytes at the worst
-section T. The first finds most graphs in one descent, the third most tight instances."""
+section T. The first finds most graphs in one descent, the second most tight instances."""
 
 _NOISE, _SEED = 88, 1
 """A noisy key is multiplied by 1024 + four integers up to +-_NOISE, which deviates by a tenth.
@@ -532,14 +439,14 @@ def improve(instance: Instance, best: SectionPacking, target: int, max_nodes: in
 
 
 def _search(instance: Instance, capacity: int, granule: int, max_nodes: int) -> Result:
-    """Search at one capacity, by one style and preorder after the other; offsets are by buffer."""
+    """Search at one capacity, by one rule and preorder after the other; offsets are by buffer."""
     num_buffers = instance.size.size
     spare = (capacity - live_per_section(instance)).tolist()
     nodes = 0
-    for style, order, factor in _schedule(instance):
+    for under_best, order, factor in _schedule(instance):
         sets = BufferSets.build(instance, order)
         limit = min((num_buffers * 4 // 3 + 200) * factor, max_nodes - nodes)
-        packing = search(PackingRules(sets, granule, style), spare, limit)
+        packing = search(PackingRules(sets, granule, under_best), spare, limit)
         nodes += packing.nodes
         if packing.outcome is not Outcome.OUT_OF_NODES or nodes >= max_nodes:
             break
@@ -550,19 +457,19 @@ def _search(instance: Instance, capacity: int, granule: int, max_nodes: int) -> 
     return Result(packing.outcome, nodes, tuple(offsets.tolist()))
 
 
-def _schedule(instance: Instance) -> Iterator[tuple[BranchingRule, IntArray, int]]:
-    """Yield style, preorder and a factor for the nodes of ever more searches, without end."""
+def _schedule(instance: Instance) -> Iterator[tuple[bool, IntArray, int]]:
+    """Yield `under_best`, preorder and a factor for the nodes of ever more searches."""
     generator = np.random.default_rng(_SEED)
     keys = _keys(instance)
     for number in range(1, 1 << 30):
-        for style, names in _ROUND:
+        for under_best, names in _ROUND:
             columns = [keys[name] for name in names]
             if number > 1:
                 num_buffers = instance.size.size
                 shape = (len(columns), 4, num_buffers)
                 noise = 1024 + generator.integers(-_NOISE, _NOISE + 1, shape).sum(axis=1)
                 columns = [column * factor for column, factor in zip(columns, noise, strict=True)]
-            yield style, np.lexsort([-column for column in reversed(columns)]), _luby(number)
+            yield under_best, np.lexsort([-column for column in reversed(columns)]), _luby(number)
 
 
 def _keys(instance: Instance) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:

@@ -23,7 +23,10 @@ import tiers  # noqa: E402
 ALWAYS = ("tests/system/test_smoke.py",)
 """A whole job, in a second."""
 
-PAGES = ("tests/system/test_readme.py", "tests/system/test_tour.py", "tests/system/test_docs.py")
+PAGES = (
+    *("tests/system/test_readme.py", "tests/system/test_tour.py", "tests/system/test_docs.py"),
+    "tests/system/test_docs_site.py",
+)
 """What runs the code on pages and compares what they say."""
 
 BUDGET_SECONDS = 100.0

@@ -19,6 +19,7 @@ import tiers
 
 from actors.kernels.common.files import distrust_of_folder
 from actors.kernels.library import runtime, tuning
+from actors.kernels.library.toolchain import find_toolchain
 from compiler.passes import place
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -154,7 +155,7 @@ def built_kernels(tmp_path_factory, worker_id, request):
 @pytest.fixture(scope="session")
 def native_toolchain(built_kernels):
     """The C compiler of this machine, with a folder for what it builds; skips without one."""
-    found = runtime.find_toolchain(os.environ, built_kernels)
+    found = find_toolchain(os.environ, built_kernels)
     if found is None:
         pytest.skip("there is no C compiler on this machine")
     return found

@@ -95,9 +95,9 @@ ABOUT_CUDA = (
 OF_EXTRAS = (
     "tests/actors/collectives",
     "tests/actorflow/distributed",
-    *_of_system("hosts", "restart_schedules", "elastic"),
+    *_of_system("hosts", "restart_schedules", "elastic", "docs_site"),
 )
-"""Where tests are that need MPI or Ray."""
+"""Where tests are that need MPI, Ray or mkdocs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,19 +16,23 @@ PARAMETERS = 8
 
 TORCH_SIGNATURES = (
     "actorflow/functional/convolution.py:transposed",
+    "actorflow/functional/sequence.py:scaled_dot_product_attention",
+    "actorflow/nn/attention.py:__call__",
     "actorflow/nn/attention.py:__init__",
     "actorflow/nn/layers.py:__init__",
+    "actorflow/nn/transformer.py:__call__",
     "actorflow/nn/transformer.py:__init__",
+    "actorflow/optim/plateau.py:__init__",
 )
 """Functions with more parameters, because users call them as torch's."""
 
 BUDGET = {
-    "actorflow": 48_500,
-    "actors": 48_300,
-    "compiler": 33_150,
-    "memory": 3_800,
-    "tests": 110_700,
-    "benchmarks": 16_800,
+    "actorflow": 64_200,
+    "actors": 50_300,
+    "compiler": 34_100,
+    "memory": 4_150,
+    "tests": 125_700,
+    "benchmarks": 19_900,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""
 

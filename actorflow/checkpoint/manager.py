@@ -6,11 +6,11 @@ import functools
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -236,6 +236,18 @@ class SavedFacts:
     data_fingerprint: str
 
 
+class KeepRule(Protocol):
+    """What says which checkpoints stay besides the newest: `af.Keep`."""
+
+    @property
+    def metric(self) -> str:
+        """The mean by which the best are chosen."""
+
+    def kept(self, steps: Sequence[int], measured: Mapping[int, float]) -> Collection[int]:
+        """Return which of some steps stay, ascending; `measured` has the metric of some."""
+        ...
+
+
 class CheckpointManager(CheckpointReader):
     """The checkpoints of one run directory: a reader that may also become its one writer.
 
@@ -245,6 +257,7 @@ class CheckpointManager(CheckpointReader):
         directory: the run directory; created, with its parents, by `open`.
         keep_last: how many checkpoints stay, counted back from the one just saved; the newest
             without NaN stays besides, for none of those that hold NaN leads anywhere.
+        keep: says which others stay; None for none.
         report: is told what went wrong without failing the call; warns by default.
         fs: the file system; the real one by default.
         term: of the launch that this is a rank of; see `WriterLock`.
@@ -255,6 +268,7 @@ class CheckpointManager(CheckpointReader):
         directory: str | Path,
         *,
         keep_last: int = 3,
+        keep: KeepRule | None = None,
         report: Callable[[str], None] = _warn,
         fs: Fs | None = None,
         term: WriterTerm = ONLY_TERM,
@@ -263,7 +277,7 @@ class CheckpointManager(CheckpointReader):
             raise CheckpointError(f"keep_last: expected an int of 1 or more, got {keep_last!r}")
         # Real path: a name is made durable by syncing the directory that truly holds it.
         super().__init__(fs or Fs(), Path(os.path.realpath(user_path(directory))), report)
-        self._keep_last, self._term = keep_last, term
+        self._keep_last, self._keep, self._term = keep_last, keep, term
         self._lock: WriterLock | None = None
 
     def open(self) -> Self:
@@ -526,8 +540,11 @@ class CheckpointManager(CheckpointReader):
             # the one just saved.
             steps = [s for s in self.steps() if s <= step]
             # The newest without NaN stays although it may be older than `keep_last`.
-            sound = self.newest_sound(step)
-            victims = [step_name(s) for s in steps[: -self._keep_last] if s != sound]
+            kept = {*steps[-self._keep_last :], self.newest_sound(step)}
+            if self._keep is not None:
+                measured = self.measured(self._keep.metric)
+                kept |= {*self._keep.kept(steps, {s: measured[s] for s in steps if s in measured})}
+            victims = [step_name(s) for s in steps if s not in kept]
             victims += [n for n in fs.listdir(directory) if aside_step_of(n) is not None]
             leftovers = [n for n in fs.listdir(directory) if is_leftover(n)]
             discard(fs, directory, victims)

@@ -32,6 +32,20 @@ from actorflow.checkpoint.manifest import MAX_MANIFEST_BYTES, Expected, Manifest
 from actorflow.checkpoint.shard import Array, Box, WantedTensors, open_shard, read_shard
 from memory.report import format_bytes
 
+EVALUATION, BEST_BY = "evaluation", "best_by"
+"""Keys of a manifest's configuration: the means of the evaluation of these values, before callbacks
+of the training wrote to them; the metric and mode by which checkpoints are the best."""
+
+
+def best_first(measured: Mapping[int, float], mode: str) -> tuple[int, ...]:
+    """Return steps by their metric, the best first, of equal ones the earlier; `mode` "max": large.
+
+    `measured` has the metric by step.
+    """
+    sign = -1.0 if mode == "max" else 1.0
+    return tuple(sorted(measured, key=lambda step: (sign * measured[step], step)))
+
+
 Boxes = Mapping[str, Box] | Callable[[Manifest], Mapping[str, Box]]
 """What is wanted of each tensor, by name."""
 
@@ -184,6 +198,34 @@ class CheckpointReader:
             except CheckpointDamaged:
                 continue
         return None
+
+    def measured(self, metric: str) -> dict[int, float]:
+        """Return by step a mean of the evaluations of the checkpoints, of those that have it."""
+        values: dict[int, float] = {}
+        for step in self.steps():
+            try:
+                means = self.manifest(step).config.get(EVALUATION)
+            except CheckpointDamaged:
+                continue
+            value = means.get(metric) if isinstance(means, Mapping) else None
+            if isinstance(value, (int, float)):
+                values[step] = float(value)
+        return values
+
+    def best(self) -> tuple[int, ...]:
+        """Return the measured steps, the best first, by the rule of the newest checkpoint.
+
+        Nothing where it has no rule, or none was measured.
+        """
+        for step in reversed(self.steps()):
+            try:
+                rule = self.manifest(step).config.get(BEST_BY)
+            except CheckpointDamaged:
+                continue
+            if not isinstance(rule, Mapping):
+                return ()
+            return best_first(self.measured(str(rule.get("metric"))), str(rule.get("mode")))
+        return ()
 
     def hidden(self) -> tuple[str, ...]:
         """Return the names of versions set aside, unfinished or half removed, which take space."""

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError
 from actorflow.checkpoint.fs import Fs, is_safe_name, read_up_to, write_all
 from compiler.contract.codec import Bounds, Text, text_where
+from compiler.contract.host_arrays import aligned_empty
 from memory.report import format_bytes
 
 Array = NDArray[np.generic]
@@ -295,7 +296,7 @@ def _write_shard(
         for piece in spec.in_file_order():
             hasher = xxhash.xxh3_128()
             for chunk in _chunks(arrays[piece.tensor.name]):
-                has_nan = has_nan or _has_nan(chunk)
+                has_nan = has_nan or holds_nan(chunk)
                 content = _bytes_of(chunk)
                 file_hash.update(content)
                 hasher.update(content)
@@ -322,11 +323,12 @@ def _bytes_of(chunk: Array) -> memoryview:
     return chunk.view(np.uint8).data
 
 
-def _has_nan(chunk: Array) -> bool:
-    if chunk.dtype.kind != "f":
+def holds_nan(array: Array) -> bool:
+    """Whether an element is NaN; False for what is not of a float type, or has no element."""
+    if array.dtype.kind != "f" or not array.size:
         return False
     with np.errstate(invalid="ignore"):
-        return bool(np.isnan(np.min(chunk)))  # min hands NaN on, and needs no temporary array
+        return bool(np.isnan(np.min(array)))  # min hands NaN on, and needs no temporary array
 
 
 # What a reader wants of a tensor is a box of it, too: all of the tensor in one process, the rank's
@@ -390,7 +392,7 @@ class WantedTensors:
         array = self.arrays.get(tensor.name)
         if array is None:
             shape = [rows.stop - rows.start for rows in box]
-            array = self.arrays[tensor.name] = np.empty(shape, tensor.dtype)
+            array = self.arrays[tensor.name] = aligned_empty(shape, tensor.dtype)
         return array
 
 

@@ -47,6 +47,7 @@ from actorflow.checkpoint.shard import (
 )
 from compiler.contract.codec import DecodeError, Text, from_json, from_object, text_where, to_json
 from compiler.contract.files import open_regular, read_regular, user_path
+from compiler.contract.host_arrays import aligned_empty, freeze
 from compiler.contract.types import DType, from_bits, to_bits
 
 SUFFIX = ".safetensors"
@@ -103,7 +104,7 @@ class StoredTensor:
             )
         is_half = self.dtype == DType.BFLOAT16.value
         try:
-            array = np.empty(self.shape, np.float32 if is_half else self.dtype)
+            array = aligned_empty(self.shape, np.float32 if is_half else self.dtype)
         except (MemoryError, ValueError) as error:  # numpy limits extents also of empty arrays
             raise CheckpointError(
                 f"{path}: no memory for tensor {self.name!r}, {self}: {error}"
@@ -118,7 +119,7 @@ class StoredTensor:
                 _check_same(fd, self.file)
             finally:
                 os.close(fd)
-        array.flags.writeable = False
+        freeze(array)
         return array
 
 
@@ -182,7 +183,7 @@ class Weights(Mapping[str, Array]):
         return "\n".join([f"{name} {stored}" for name, stored in self.stored.items()])
 
 
-def load(path: str | os.PathLike[str]) -> Mapping[str, Array]:
+def load(path: str | os.PathLike[str], *, best: bool = False) -> Mapping[str, Array]:
     """Return the weights at a path, by name: read-only arrays, bfloat16 as float32.
 
     Args:
@@ -190,11 +191,15 @@ def load(path: str | os.PathLike[str]) -> Mapping[str, Array]:
             with one of these; or the directory of a run, or of one of its checkpoints, of which
             the model's values are returned, without optimizer state. Of a run it is the newest
             valid checkpoint, every byte of which is compared with its hash.
+        best: take the checkpoint of a run with the best evaluation, which `fit(keep=af.Keep(
+            best=...))` keeps, in place of the newest.
 
     Tensors of files are read at each access, one array at a time, and those of a checkpoint at
     once. Raises CheckpointError where there are no weights, or the file is damaged or hostile.
     """
     where = Path(user_path(path))
+    if best:
+        return _best_of_run(where)
     if where.is_dir():
         return _of_directory(where)
     if where.name.endswith(".json"):
@@ -242,6 +247,16 @@ def _is_shard(stem: str, name: str) -> bool:
     )
 
 
+def _best_of_run(directory: Path) -> Mapping[str, Array]:
+    steps = CheckpointManager(directory).best()
+    if not steps:
+        raise CheckpointError(
+            f"{directory} has no checkpoint that was evaluated; train with"
+            " fit(checkpoint=..., evaluation=..., keep=af.Keep(best=1, metric=...))"
+        )
+    return _of_run(directory, steps[0])
+
+
 def _of_run(directory: Path, step: int | None) -> Mapping[str, Array]:
     reader = CheckpointManager(directory)
     if step is None:
@@ -251,7 +266,7 @@ def _of_run(directory: Path, step: int | None) -> Mapping[str, Array]:
     if loaded is None:
         raise CheckpointError(f"{directory} has no checkpoint")
     for array in loaded.tensors.values():
-        array.flags.writeable = False
+        freeze(array)
     return loaded.tensors
 
 

@@ -6,12 +6,16 @@ function, so that every machine can be tested on one. A finding that wants somet
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 
 from actorflow.environment.host import CUDA_PACKAGES, Host, described, dotted, examine
+from actorflow.environment.kernel_times import FLOPS, KernelTimes, measured_kernels
 from actorflow.environment.settings import ENVIRONMENT, Settings, SettingsError
 from actors.device.cuda.driver import OLDEST_CUDA
 from actors.device.cuda.nvml import NvmlDevice
@@ -21,7 +25,9 @@ from compiler.contract.errors import CompileError
 
 _BUSY_CORES = 0.25  # less than this is the background of any desktop
 _LOW_MEMORY_BYTES = 1 << 30
-_COST_WITHOUT_COMPILER = "a step of a small GPT takes about 1.3 times as long, one of tiny ops 7"
+_COST_WITHOUT_COMPILER = (
+    "a step of a small GPT takes about 1.3 times as long, one of tiny ops 7, of convolutions 20"
+)
 _COST_WITHOUT_ONEDNN = "reach about 3/4 of its speed; those of bfloat16 are computed in float32"
 _USES = {"cuda": "a GPU", "cudnn": "cuDNN on a GPU", "nccl": "ranks on GPUs"}
 """What needs the packages of an extra."""
@@ -50,20 +56,30 @@ class Finding:
         return f"{head}\n{'':<17}-> {self.mend}" if self.mend else head
 
 
-def main() -> int:
+def run(options: argparse.Namespace) -> int:
     """Print the report. Return 0 if all is well, 1 if a line says what to mend."""
-    report = findings(os.environ, examine(os.environ))
-    for finding in report:
-        sys.stdout.write(f"{finding}\n")
+    host, times = examine(os.environ), None
+    with suppress(SettingsError):  # a finding names it
+        settings, has_compiler = Settings.from_env(os.environ), _has_compiler(host)
+        times = measured_kernels(settings, has_compiler=has_compiler)
+    report = findings(os.environ, host, times)
+    if options.json:
+        sys.stdout.write(json.dumps([asdict(finding) for finding in report]) + "\n")
+    else:
+        for finding in report:
+            sys.stdout.write(f"{finding}\n")
     return 1 if any(finding.is_warning for finding in report) else 0
 
 
-def findings(environ: Mapping[str, str], host: Host) -> list[Finding]:
+def findings(
+    environ: Mapping[str, str], host: Host, times: KernelTimes | None = None
+) -> list[Finding]:
     """Judge what was seen, in the order in which one would mend it."""
     return [
         *_python_findings(host),
         *_blas_findings(environ, host),
         *_native_findings(environ, host),
+        *([] if times is None else [Finding("kernels", _measured(times) + _while_busy(host))]),
         *_core_findings(host),
         _ranks_finding(host),
         *_mpi_findings(host),
@@ -139,6 +155,25 @@ def _native_findings(environ: Mapping[str, str], host: Host) -> Iterator[Finding
         yield Finding("onednn", "there is none for this system: products use OpenBLAS")
 
 
+def _measured(times: KernelTimes) -> str:
+    """Return how fast kernels are here, and how much slower numpy's are than native ones."""
+    used = times.native or times.numpy
+    texts = [f"{FLOPS[name] / ms / 1e6:.3g} GFLOP/s in a {name}" for name, ms in used.items()]
+    if times.native:
+        gains = [f"{times.numpy[name] / ms:.2g}" for name, ms in used.items()]
+        return f"{', '.join(texts)}: {' and '.join(gains)} times as fast as numpy's"
+    return f"{', '.join(texts)}, by numpy's kernels"
+
+
+def _while_busy(host: Host) -> str:
+    is_busy = host.busy_cores is not None and host.busy_cores > _BUSY_CORES
+    return ", while other processes were busy: measure again without" * is_busy
+
+
+def _has_compiler(host: Host) -> bool:
+    return host.compiler is not None and not host.compiler_error
+
+
 def _core_findings(host: Host) -> Iterator[Finding]:
     usable = float(host.num_cores)
     if host.quota_cores is not None and host.quota_cores < host.num_cores:
@@ -162,10 +197,9 @@ def _core_findings(host: Host) -> Iterator[Finding]:
 
 def _ranks_finding(host: Host) -> Finding:
     """Whether `actorflow launch` can run several ranks; what is missing is a finding of its own."""
-    has_compiler = host.compiler is not None and not host.compiler_error
     has = {
         "memory that processes share (memfd)": host.shares_memory,
-        "a C compiler": has_compiler,
+        "a C compiler": _has_compiler(host),
         "the loopback device (127.0.0.1), which is down or closed": host.reaches_loopback,
     }
     if missing := [name for name, is_there in has.items() if not is_there]:

@@ -13,9 +13,10 @@ import io
 import json
 import os
 import runpy
+import sys
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -240,17 +241,24 @@ def _quoted(text: str) -> str:
 _WHERE = "directory of a run, or of one checkpoint in it (RUN/step-0000000500)"
 
 
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the option that prints an answer for programs."""
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+
+
 def add_ckpt_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the actions."""
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     listing = actions.add_parser("ls", help="list the checkpoints of a run")
     listing.add_argument("directory", help=_WHERE)
+    add_json(listing)
     listing.set_defaults(command=_list)
     verify = actions.add_parser(
         "verify", help="check every byte against its hash, and that pieces make up the tensors"
     )
     verify.add_argument("directory", help=_WHERE)
     verify.add_argument("--step", type=int, help="verify only this step of the run")
+    add_json(verify)
     verify.set_defaults(command=_verify)
     export = actions.add_parser("export", help="write whole tensors into one safetensors file")
     export.add_argument("directory", help=_WHERE)
@@ -276,6 +284,9 @@ def _chosen(directory: str) -> tuple[CheckpointManager, int | None]:
 def _list(options: argparse.Namespace) -> int:
     manager, step = _chosen(options.directory)
     rows = [row for row in manager.describe() if step in (None, row.step)]
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows], default=str))  # paths
+        return 0 if rows else 1
     if not rows:
         print(f"no checkpoints in {options.directory}")
         return 1
@@ -309,34 +320,52 @@ def _verify(options: argparse.Namespace) -> int:
     manager, step = _chosen(options.directory)
     only_step = step if options.step is None else options.step
     steps = list(manager.steps()) if only_step is None else [only_step]
-    if not steps:
+    if not steps and not options.json:
         print(f"no checkpoints in {options.directory}")
         return 1
-    damaged = 0
+    rows: list[dict[str, object]] = []
     for number in steps:
         try:
             manifest = manager.verify(number)
         except ActorflowError as error:
-            damaged += 1
-            print(f"step {number}: DAMAGED: {error}")
+            rows.append({"step": number, "is_valid": False, "problem": str(error)})
+            if not options.json:
+                print(f"step {number}: DAMAGED: {error}")
             continue
         size = sum(f.size_bytes for f in manifest.files)
+        counts = {"num_tensors": len(manifest.tensors), "size_bytes": size}
+        rows.append({"step": number, "is_valid": True, **counts})
         text = f"step {number}: valid, {len(manifest.tensors)} tensors"
         if manifest.num_ranks > 1:
             text += f" in {len(manifest.pieces)} pieces of {manifest.num_ranks} ranks"
-        print(f"{text}, {format_bytes(size)}")
-    return 1 if damaged else 0
+        if not options.json:
+            print(f"{text}, {format_bytes(size)}")
+    if options.json:
+        print(json.dumps(rows))
+    return 0 if rows and all([row["is_valid"] for row in rows]) else 1
 
 
 def _export(options: argparse.Namespace) -> int:
-    manager, step = _chosen(options.directory)
-    step = step if options.step is None else options.step
-    boxes = model_boxes if options.model else None
+    return export_weights(
+        options.directory, options.file, options.step, is_model_alone=options.model
+    )
+
+
+def export_weights(
+    directory: str, file: str, step: int | None, *, is_model_alone: bool = True
+) -> int:
+    """Write the whole tensors of a checkpoint into a safetensors file that is not there yet.
+
+    `step` is None for the newest one of a run. Returns the exit code: 1 where there is none.
+    """
+    manager, own_step = _chosen(directory)
+    step = own_step if step is None else step
+    boxes = model_boxes if is_model_alone else None
     loaded = manager.latest(boxes=boxes) if step is None else manager.load(step, boxes=boxes)
     if loaded is None:
-        print(f"no checkpoints in {options.directory}")
+        print(f"no checkpoints in {directory}")
         return 1
-    path = Path(os.path.abspath(options.file))
+    path = Path(os.path.abspath(file))
     pieces = [
         TensorPiece.of_whole(tensor)
         for tensor in loaded.manifest.tensors
@@ -346,7 +375,7 @@ def _export(options: argparse.Namespace) -> int:
     with writing(path.parent, f"write {path.name}", manager.fs.free_bytes, spec.size_bytes()):
         write_pieces(manager.fs, path.parent, (spec,), loaded.tensors)
     print(
-        f"step {loaded.manifest.step}: {len(pieces)} tensors in {options.file},"
+        f"step {loaded.manifest.step}: {len(pieces)} tensors in {file},"
         f" {format_bytes(spec.size_bytes())}"
     )
     return 0
@@ -368,6 +397,8 @@ LEGEND = (
 def add_ops_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `actorflow ops` to its parser."""
     parser.add_argument("files", nargs="*", help="Python files that define ops; they run first")
+    parser.add_argument("--full", action="store_true", help="a column for each attribute")
+    add_json(parser)
 
 
 def run_ops(options: argparse.Namespace) -> int:
@@ -378,13 +409,49 @@ def run_ops(options: argparse.Namespace) -> int:
     for file in options.files:
         runpy.run_path(file, run_name="actorflow_ops")  # not "__main__": nothing is trained
     columns = [column for column in COLUMNS if column is not definition]
-    print("| op | " + " | ".join([c.name for c in columns]) + " | kernels | file |")
-    print("|---|" + "---|" * (len(columns) + 2))
-    for op in all_ops():
-        cells = [_cell(column, op) for column in columns]
-        print(f"| {op.name} | {' | '.join(cells)} | {_kernels(op)} | {_file(op)} |")
-    print("\n" + LEGEND)
+    rows = [
+        {
+            "op": op.name,
+            **{column.name: _cell(column, op) for column in columns},
+            "kernels": _kernels(op),
+            "file": _file(op),
+        }
+        for op in all_ops()
+    ]
+    if options.json:
+        print(json.dumps(rows))
+        return 0
+    if options.full:
+        _print_table(rows)
+        print("\n" + LEGEND)
+        return 0
+    _print_table(
+        [
+            {
+                "op": row["op"],
+                "gradient": row["gradient"],
+                "kernels": row["kernels"],
+                "not known": ", ".join([name for name, cell in row.items() if cell == "-"]) or ".",
+                "file": row["file"],
+            }
+            for row in rows
+        ]
+    )
+    print(f"\n{LEGEND} --full has a column for each attribute.")
     return 0
+
+
+def _print_table(rows: Sequence[Mapping[str, str]]) -> None:
+    """Print rows as a table of Markdown, padded to columns on a terminal."""
+    titles = list(rows[0])
+    widths = [max([len(title), *[len(row[title]) for row in rows]]) for title in titles]
+    if not sys.stdout.isatty():
+        widths = [0] * len(titles)
+    for cells in (titles, *[list(row.values()) for row in rows]):
+        padded = [f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)]
+        print(f"| {' | '.join(padded)} |")
+        if cells is titles:
+            print(f"|{'|'.join(['-' * max(3, width + 2) for width in widths])}|")
 
 
 def _cell(column: OpAttr[Any], op: Op) -> str:
@@ -429,10 +496,17 @@ def run_passes(options: argparse.Namespace) -> int:
 
     load_plugins()
     files = {added.name: ", ".join(added.files) for added in registered()}
-    print("| pass | needs | provides | from |")
-    print("|---|---|---|---|")
-    for step in with_added(PASSES):
-        where = files.get(step.name, "actorflow")
-        needs, provides = ", ".join(step.needs) or "-", ", ".join(step.provides) or "-"
-        print(f"| {step.name} | {needs} | {provides} | {where} |")
+    rows = [
+        {
+            "pass": step.name,
+            "needs": ", ".join(step.needs) or "-",
+            "provides": ", ".join(step.provides) or "-",
+            "from": files.get(step.name, "actorflow"),
+        }
+        for step in with_added(PASSES)
+    ]
+    if options.json:
+        print(json.dumps(rows))
+    else:
+        _print_table(rows)
     return 0

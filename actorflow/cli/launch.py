@@ -4,12 +4,13 @@ An error that actorflow raises on purpose says what is wrong, where, and how to 
 message is all that is shown, with the line of the script that led to it, and after the traceback
 of what the user's own code raised where that is the cause. Every other exception is the script's
 own: it is handed to `sys.excepthook` as under `python`, without frames of ours, but for a bug of
-ours. With the log level DEBUG every error is, with all frames that the script led to.
+ours. With ACTORFLOW_TRACEBACK=full every error is, with all frames that the script led to.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import runpy
 import sys
@@ -20,9 +21,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from actorflow.cli import check
-from actorflow.environment.settings import MOST_SECONDS, Settings, SettingsError
-from actorflow.tensor.tracer import is_ours, is_users, shown_path
-from compiler.contract.errors import ActorflowError, CompileError, InternalError
+from actorflow.environment.settings import MOST_SECONDS, Settings
+from actorflow.run.run_record import COMMAND, command_of_process
+from actorflow.run.shown_errors import is_on_purpose, shows_all_frames, without_ours
+from actorflow.tensor.tracer import is_users, shown_path
+from compiler.contract.errors import ActorflowError, CompileError
 from compiler.contract.files import user_path
 
 if TYPE_CHECKING:
@@ -190,7 +193,7 @@ def run(options: argparse.Namespace) -> int:
             f"--run-dir {options.run_dir} is for --check; a script names its run directory itself,"
             " in fit(checkpoint=...)"
         )
-    environ = dict(os.environ)
+    environ = {**os.environ, COMMAND: json.dumps(command_of_process())}
     if options.log_dir is not None:
         environ["ACTORFLOW_LOG_DIR"] = options.log_dir
     settings = Settings.from_env(environ)
@@ -353,16 +356,15 @@ def is_of_script(error: BaseException) -> bool:
 
 def tell_error(error: Exception) -> None:
     """Print an error of a script to stderr, as the docstring of this module says."""
-    is_on_purpose = isinstance(error, ActorflowError) and not isinstance(error, InternalError)
     trace = _within_script(error.__traceback__)
-    if _is_debugging():
+    if shows_all_frames():
         sys.excepthook(type(error), error.with_traceback(trace), trace)
-    elif not is_on_purpose:
-        trace = _without_ours(trace)
+    elif not is_on_purpose(error):
+        trace = without_ours(error, trace)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
     else:
         for cause in _causes(error):
-            exception = cause.with_traceback(_without_ours(cause.__traceback__))
+            exception = cause.with_traceback(without_ours(cause, cause.__traceback__))
             traceback.print_exception(exception, chain=False)
         print(f"actorflow: {error}{_leading_line(error, trace)}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
@@ -376,32 +378,6 @@ def _within_script(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename == _RUN_PATH.co_filename:
         trace = trace.tb_next
     return trace
-
-
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without our frames; all of it where we were called last: a bug of ours."""
-    frames = []
-    while trace is not None:
-        frames.append(trace)
-        trace = trace.tb_next
-    last = max([at for at, f in enumerate(frames) if is_users(_file(f))], default=-1)
-    rest: TracebackType | None = None
-    is_ours_last = any([is_ours(_file(f)) for f in frames[last + 1 :]])
-    for frame in reversed(frames):
-        if is_ours_last or not is_ours(_file(frame)):
-            rest = TracebackType(rest, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return rest
-
-
-def _file(trace: TracebackType) -> str:
-    return trace.tb_frame.f_code.co_filename
-
-
-def _is_debugging() -> bool:
-    try:
-        return Settings.from_env(os.environ).log_level == "DEBUG"
-    except SettingsError:
-        return False
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -12,18 +12,36 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import json
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from actorflow.cli import doctor, launch, memory_map, simulate, top
+from actorflow.cli import (
+    completion,
+    doctor,
+    largest_batch,
+    launch,
+    memory_map,
+    plan_diff,
+    plan_page,
+    replay,
+    report_page,
+    runs,
+    serve,
+    simulate,
+    top,
+)
 from actorflow.cli.inspect import (
     add_ckpt_arguments,
+    add_json,
     add_ops_arguments,
     add_pack_arguments,
     run_ops,
@@ -38,14 +56,13 @@ from actorflow.distributed.agreed_plan import classes_of_ranks
 from actorflow.environment.host import check_gpu, gpu_of
 from actorflow.environment.native import retune
 from actorflow.environment.settings import Settings, __version__, devices_named
-from actorflow.jobs.job_spec import PlanCaptured, capturing_plan
+from actorflow.jobs.job_spec import CapturedPlan, PlanCaptured, capturing_plan
 from actorflow.run.devices import device_notice
 from actorflow.run.runner import Runner
 from compiler.contract.errors import ActorflowError, CompileError
 from compiler.contract.files import user_path
 from compiler.contract.placement import SINGLE_RANK, RankContext
-from compiler.contract.plan import Plan
-from compiler.pipeline.printer import print_plan, summarise
+from compiler.pipeline.printer import facts_of, print_plan, summarise
 from memory.report import format_bytes
 
 if TYPE_CHECKING:
@@ -108,21 +125,58 @@ def whose_plan(job_spec: JobSpec) -> str:
     return f"{line}: {alike} this plan, one of {count} classes of ranks"
 
 
-def _no_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take nothing."""
-
-
 _OTHERS = (
     ("launch", launch.add_arguments, launch.run,
      "run a script as several ranks: processes of one job"),
     ("pack", add_pack_arguments, run_pack, "place the buffers of a CSV file, with a certificate"),
     ("top", top.add_arguments, top.run, "watch a run: its actors, and what each waits for"),
-    ("ops", add_ops_arguments, run_ops, "print the table of ops and their attributes"),
-    ("passes", _no_arguments, run_passes, "print the passes of the compiler in order"),
-    ("doctor", _no_arguments, lambda options: doctor.main(),
-     "report what this machine offers and what slows it down"),
+    ("runs", runs.add_arguments, None, "list and compare runs, or export their weights"),
+    ("report", report_page.add_arguments, report_page.run,
+     "draw runs as a page: curves, what differs, memory, checkpoints"),
+    ("serve", serve.add_arguments, serve.run, "show the pages of runs live, on this machine alone"),
+    ("resume", runs.add_resume_arguments, runs.resume,
+     "start a run again, by the command that it was started by"),
+    ("replay", replay.add_arguments, replay.run,
+     "compute a past step of a run again, and show what it read and made"),
+    ("ops", add_ops_arguments, run_ops, "print the table of ops and what is known of each"),
+    ("passes", add_json, run_passes, "print the passes of the compiler in order"),
+    ("doctor", add_json, doctor.run, "report what this machine offers and what slows it down"),
+    ("completion", completion.add_arguments, None,
+     "print what makes a shell complete commands and options"),
 )  # fmt: skip
 """Commands of modules of their own: name, what adds the arguments, what runs, and in words."""
+
+EXAMPLES = {
+    "run": "actorflow run --device sim:0 train.py --epochs 3",
+    "plan": "actorflow plan train.py --html plan.html",
+    "simulate": "actorflow simulate train.py --steps 20 --trace timeline.json",
+    "launch": "actorflow launch -n 2 train.py",
+    "pack": "actorflow pack buffers.csv --capacity 64MiB",
+    "runs": "actorflow runs compare runs/a runs/b",
+    "runs ls": "actorflow runs ls runs --json",
+    "runs compare": "actorflow runs compare runs/a runs/b --all",
+    "runs export": "actorflow runs export runs/a model.safetensors",
+    "report": "actorflow report runs/a runs/b --out report.html",
+    "serve": "actorflow serve runs --port 0",
+    "resume": "actorflow resume runs/a --print",
+    "replay": "actorflow replay runs/a --step 1200 --print 'blocks.3.*'",
+    "top": "actorflow top runs/a --once",
+    "ops": "actorflow ops my_ops.py --full",
+    "passes": "actorflow passes --json",
+    "doctor": "actorflow doctor --json",
+    "completion": "actorflow completion bash >> ~/.bashrc",
+    "ckpt": "actorflow ckpt ls runs/a --json",
+    "ckpt ls": "actorflow ckpt ls runs/a",
+    "ckpt verify": "actorflow ckpt verify runs/a --step 500",
+    "ckpt export": "actorflow ckpt export runs/a model.safetensors --model",
+    "bench": "actorflow bench mlp gpt",
+}
+"""A call of each command and action, for its help."""
+
+EXIT_CODES = (
+    "exit codes: 0 done; 1 an error, which stderr names; 2 arguments that make no sense;"
+    " 128 + N a stop by signal N, or what the script exits with"
+)
 
 
 _PATHS = (
@@ -131,6 +185,8 @@ _PATHS = (
     "checkpoint",
     "save",
     "memory",
+    "html",
+    "other",
     "without",
     "trace",
     "run",
@@ -149,7 +205,7 @@ _BENCH = "actorflow_bench"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    options = _parsed(list(sys.argv[1:] if arguments is None else arguments))
+    options = parse(list(sys.argv[1:] if arguments is None else arguments))
     runs_script = str(getattr(options, "file", "")).endswith(".py")
     if isinstance(sys.stdout, io.TextIOWrapper) and not runs_script:
         sys.stdout.reconfigure(errors="backslashreplace")  # a name may have letters it lacks
@@ -205,7 +261,7 @@ def _place_of_script(arguments: list[str], options: Mapping[str, argparse.Action
     return place
 
 
-def _parsed(arguments: list[str]) -> argparse.Namespace:
+def parse(arguments: list[str]) -> argparse.Namespace:
     """Return the options; what `plan` and `simulate` do not know is handed on to their script."""
     if arguments[:1] == ["bench"]:  # has a parser of its own, which is not loaded before
         return argparse.Namespace(command=_bench, rest=arguments[1:])
@@ -217,6 +273,9 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     if own_arguments[:1] in (["plan"], ["simulate"]):
         check_no_launch(own_arguments, parser)
     options, unknown = parser.parse_known_args(own_arguments)
+    options.other = None
+    if options.command is _plan and _is_plan_file(options.file) and len(unknown) == 1:
+        options.other = None if unknown[0].startswith("-") else unknown.pop()
     takes_script = options.command in (_plan, _simulate) and not _is_plan_file(options.file)
     if unknown and not takes_script:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -233,7 +292,7 @@ def _parser() -> tuple[argparse.ArgumentParser, _Commands]:
         prog="actorflow",
         description="Train deep networks with static plans of actors.",
         epilog="The arguments of a script follow its name. For plan and simulate, put -- before"
-        " script arguments that have the name of an option of the command.",
+        f" script arguments that have the name of an option of the command. {EXIT_CODES}.",
     )
     parser.add_argument("--version", action="version", version=f"actorflow {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -251,13 +310,17 @@ def _parser() -> tuple[argparse.ArgumentParser, _Commands]:
     plan = commands.add_parser(
         "plan", help="show the plan of a script's first fit, or a plan file", allow_abbrev=False
     )
-    plan.add_argument("file", help="a Python script or a plan file")
+    plan.add_argument("file", help="a Python script or a plan file; two plan files: what changed")
     plan.add_argument("--save", metavar="FILE", help="write the plan to a file")
     _add_device(plan)
     add_argument(plan)
     plan.add_argument("--full", action="store_true", help="print every launch")
+    add_json(plan)
+    text = "also say the largest batch that fits into this memory, such as 8GiB, without a run"
+    plan.add_argument("--largest-batch", metavar="MEMORY", help=text)
     plan.add_argument("--tune", action="store_true", help=TUNE_HELP)
     memory_map.add_arguments(plan)
+    plan_page.add_arguments(plan)
     plan.set_defaults(command=_plan)
 
     simulation = commands.add_parser(
@@ -271,10 +334,23 @@ def _parser() -> tuple[argparse.ArgumentParser, _Commands]:
     for name, add_arguments, command, text in _OTHERS:
         other = commands.add_parser(name, help=text)
         add_arguments(other)
-        other.set_defaults(command=command)
+        if command is not None:
+            other.set_defaults(command=command)
     add_ckpt_arguments(commands.add_parser("ckpt", help="list, verify or export checkpoints"))
     commands.add_parser("bench", help="compare with other engines, row by row")
+    commands.choices["completion"].set_defaults(command=partial(completion.run, parser))
+    for name in EXAMPLES:
+        command_parser = parser
+        for word in name.split():
+            command_parser = completion.commands_of(command_parser)[word]
+        own = f"{command_parser.epilog} " if command_parser.epilog else ""
+        command_parser.epilog = own + epilog_of(name)
     return parser, commands
+
+
+def epilog_of(command: str) -> str:
+    """Return what the help of a command ends in: a call, and what its exit codes mean."""
+    return f"Example: {EXAMPLES[command]} ({EXIT_CODES})"
 
 
 def _add_device(parser: argparse.ArgumentParser, when: str = "") -> None:
@@ -343,20 +419,56 @@ def _tune(options: argparse.Namespace) -> None:
 def _plan(options: argparse.Namespace) -> int:
     _set_device(options)
     _tune(options)
+    plan_page.check_file(options.html)
+    if options.other is not None:
+        return _compare(options)
     draw = memory_map.drawing(options, read_plan)
     rank = asked_rank(options, is_plan_file=_is_plan_file(options.file))
-    plan, store_all, job_spec = _plans_of(options.file, options.rest, rank)
+    captured = _captured(options, rank)
+    plan, job_spec = captured.plan, captured.job_spec
     settings = Settings.from_env(os.environ)
+    lines: list[str] = []
     if gpu_of(plan) and (notice := device_notice(plan, settings)):
-        print(notice)
-    if job_spec is not None and (whose := whose_plan(job_spec)):
-        print(whose)
-    print("\n".join(print_plan(plan) if options.full else summarise(plan)))
+        lines.append(notice)
+    whose = "" if job_spec is None else whose_plan(job_spec)
+    lines += [whose] if whose else []
+    lines += print_plan(plan) if options.full else summarise(plan)
     if options.save:
         plan.save(options.save)
-        print(f"saved to {options.save} ({format_bytes(os.path.getsize(options.save))})")
+        lines.append(f"saved to {options.save} ({format_bytes(os.path.getsize(options.save))})")
     if draw is not None:
-        print(draw(plan, store_all))
+        lines.append(draw(plan, captured.store_all))
+    if options.html:
+        prediction = plan_page.predict(plan, options.calibrate)
+        lines.append(plan_page.write_page(options.html, plan, prediction, whose))
+    if options.largest_batch:
+        if captured.plan_for is None:
+            raise CompileError("--largest-batch plans a script again; a plan file has its batch")
+        types, _ = batch_fields(plan)
+        lines += largest_batch.report(types, captured.plan_for, options.largest_batch)
+    print(json.dumps(facts_of(plan)) if options.json else "\n".join(lines))
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    """Say what changed from one plan file to another, and draw the second one where asked to."""
+    others = {"--save": options.save, "--memory": options.memory, "--rank": options.rank}
+    others["--largest-batch"] = options.largest_batch
+    for name, value in others.items():
+        if value is not None:
+            raise CompileError(f"{name} is for one plan, and two came; give it one of them alone")
+    if not _is_plan_file(options.other):
+        raise CompileError(
+            f"expected a second plan file after {options.file}, came the script {options.other};"
+            " save its plan with 'actorflow plan SCRIPT.py --save FILE' first"
+        )
+    before, after = read_plan(options.file), read_plan(options.other)
+    old, new = [plan_page.predict(plan, options.calibrate) for plan in (before, after)]
+    diff = plan_diff.compare(before, after, (old.step_ns, new.step_ns))
+    lines = diff.lines(is_full=options.full)
+    if options.html:
+        lines.append(plan_page.write_page(options.html, after, new, diff=diff))
+    print(json.dumps(diff.as_json()) if options.json else "\n".join(lines))
     return 0
 
 
@@ -364,24 +476,22 @@ def _simulate(options: argparse.Namespace) -> int:
     _set_device(options)
     simulate.check_options(options)
     ranks = simulate.ranks_of(options)
-    plan, _, job_spec = _plans_of(options.file, options.rest, ranks)
-    return simulate.run(plan, options, job_spec)
+    captured = _captured(options, ranks)
+    return simulate.run(captured.plan, options, captured.job_spec)
 
 
-def _plans_of(
-    file: str, rest: list[str], ranks: RankContext = SINGLE_RANK
-) -> tuple[Plan, Plan | None, JobSpec | None]:
-    """Return a plan, the one that stores all instead of recomputing, and of what it is compiled.
-
-    Of a plan file there is the plan alone, of a job that does not recompute no second one.
-    """
+def _captured(options: argparse.Namespace, ranks: RankContext) -> CapturedPlan:
+    """Return the plan of a file, or of the first `fit` of a script."""
+    file = options.file
     if _is_plan_file(file):
-        return read_plan(file), None, None
-    with capturing_plan(ranks):
+        return CapturedPlan(read_plan(file))
+    # What a script prints is no part of an answer for programs.
+    aside = redirect_stdout(sys.stderr) if options.json else nullcontext()
+    with aside, capturing_plan(ranks):
         try:
-            run_script(file, rest)
-        except PlanCaptured as captured:
-            return captured.plan, captured.store_all, captured.job_spec
+            run_script(file, options.rest)
+        except PlanCaptured as ended:
+            return ended.captured
         except SystemExit as ended:
             if ended.code:
                 raise

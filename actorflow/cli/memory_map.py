@@ -1,23 +1,23 @@
 """`actorflow plan --memory`: the memory of a plan as a picture: which bytes, when, for whom.
 
 `map_memory` turns an arena into boxes of offset x launches. `render_html` puts them on a page,
-which page.html frames and page.js draws; `write_png` draws them with Pillow (extra `cli`).
+which page.js draws; `write_png` draws them with Pillow (extra `cli`).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from actorflow.cli.page import numbered_strings, scripted_page
 from compiler.contract.accounting import MemoryCategory, chain_launches, memory_categories
+from compiler.contract.codec import printable
 from compiler.contract.errors import ActorflowError, CompileError
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import Actor, DeviceMemory, Launch
@@ -80,6 +80,7 @@ class Box:
     `writer` is the first launch that writes it, None for what a host port or nobody writes.
     """
 
+    register: RegisterId
     name: str
     kind: BoxKind
     offset_bytes: int
@@ -128,13 +129,15 @@ def map_memory(plan: Plan, arena: int = 0) -> MemoryMap:
         begin, end = register.interval
         for slot, offset in enumerate(register.offsets_bytes):
             name = f"{register.name}[{slot}]" if register.num_slots > 1 else register.name
-            boxes.append(Box(name, kind, offset, register.size_bytes, begin, end, write))
+            size = register.size_bytes
+            boxes.append(Box(register.id, name, kind, offset, size, begin, end, write))
     times, live = live_bytes(
         [box.begin for box in boxes], [box.end for box in boxes], [box.size_bytes for box in boxes]
     )
+    block = plan.arenas[arena]
     return MemoryMap(
         plan=plan,
-        device=str(plan.arenas[arena].device),
+        device=str(block.device if block.place == block.device.place else block.place),
         account=plan.memory[arena],
         boxes=tuple(boxes),
         steps=launches,
@@ -169,8 +172,7 @@ def _temporary(
 
 
 # The page needs nothing beside it: no network, no fonts, no server. The numbers go into it as JSON,
-# names once each. A name of the user's cannot become markup: in the JSON every `<` is an escape,
-# and the script sets text only.
+# names once each.
 
 _KINDS = tuple(BoxKind)
 _PHASES = tuple(PHASE_COLOURS)
@@ -178,6 +180,11 @@ _PHASES = tuple(PHASE_COLOURS)
 
 def render_html(plan: Plan, without: Plan | None = None) -> str:
     """Return the page of a plan's memory, beside that of the plan `without` recomputation."""
+    return scripted_page(map_data(plan, without), "page.js", "map_page.js")
+
+
+def map_data(plan: Plan, without: Plan | None = None) -> dict[str, object]:
+    """Return what page.js draws: kinds, phases, and a map per arena of one plan or two."""
     plans = [plan] if without is None else [plan, without]
     captions = [""] if without is None else ["with recomputation", "without recomputation"]
     maps = [
@@ -185,25 +192,15 @@ def render_html(plan: Plan, without: Plan | None = None) -> str:
         for each, caption in zip(plans, captions, strict=True)
         for arena in range(len(each.arenas))
     ]
-    data = {
+    return {
         "kinds": [[*kind.value] for kind in _KINDS],
         "phases": [[phase.value, colour] for phase, colour in PHASE_COLOURS.items()],
         "maps": maps,
     }
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    here = resources.files("actorflow.cli")
-    page, script = [
-        here.joinpath(f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "js")
-    ]
-    return page.replace("__SCRIPT__", script).replace("__DATA__", text)
 
 
 def _as_json(shown: MemoryMap, caption: str) -> dict[str, object]:
-    strings: dict[str, int] = {}
-
-    def number(text: str) -> int:
-        return strings.setdefault(text, len(strings))
-
+    strings, number = numbered_strings()
     account = shown.account
     boxes = [_row(box, number(box.name)) for box in shown.boxes]
     steps = [
@@ -215,7 +212,7 @@ def _as_json(shown: MemoryMap, caption: str) -> dict[str, object]:
         for actor, x in shown.steps
     ]
     return {
-        "title": shown.plan.name,
+        "title": printable(shown.plan.name),
         "caption": caption,
         "device": shown.device,
         "arena": account.peak_bytes,
@@ -235,7 +232,8 @@ def _as_json(shown: MemoryMap, caption: str) -> dict[str, object]:
 def _row(box: Box, name: int) -> list[int]:
     writer = -1 if box.writer is None else box.writer
     kind = _KINDS.index(box.kind)
-    return [kind, box.offset_bytes, box.size_bytes, box.begin, box.end, name, writer]
+    place = [box.offset_bytes, box.size_bytes, box.begin, box.end]
+    return [kind, *place, name, writer, box.register]
 
 
 # The PNG: boxes and colours of the page, with the largest holders of the peak listed beside.

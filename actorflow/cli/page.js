@@ -5,16 +5,61 @@ window.onerror = (message, file, line) => {
 };
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const KIND = 0, OFFSET = 1, SIZE = 2, BEGIN = 3, END = 4, NAME = 5, WRITER = 6;
+const KIND = 0, OFFSET = 1, SIZE = 2, BEGIN = 3, END = 4, NAME = 5, WRITER = 6, REGISTER = 7;
 const OP = 0, SCOPE = 1, SOURCE = 2, ACTOR = 3, PHASE = 4;
 const LEFT = 74, RIGHT = 14, TOP = 26, STRIP = 10;
 
 function element(tag, parent, text, style) {
-  const made = document.createElement(tag);
-  if (text !== undefined) made.textContent = text;
-  if (style) made.className = style;
-  parent.append(made);
-  return made;
+  const node = document.createElement(tag);
+  if (text !== undefined) node.textContent = text;
+  if (style) node.className = style;
+  parent.append(node);
+  return node;
+}
+
+// A colour of the page's style, which has two of each: for light and for dark.
+const colours = new Map();
+function colour(name) {
+  if (!colours.has(name)) {
+    const style = getComputedStyle(document.documentElement);
+    colours.set(name, style.getPropertyValue(`--${name}`).trim());
+  }
+  return colours.get(name);
+}
+
+function addKey(parent, colour) {
+  element("i", parent, undefined, "key").style.setProperty("--c", colour);
+}
+
+// The colours of phases, of which those that occur are given by number.
+function listPhases(parent, present) {
+  const line = element("div", parent, undefined, "phases");
+  for (const index of [...new Set(present)].sort((a, b) => a - b)) {
+    const item = element("span", line), [name, colour] = data.phases[index];
+    addKey(item, colour);
+    item.append(name);
+  }
+}
+
+// Let a thing be pressed like a button, by mouse and keyboard.
+function pressed(item, action) {
+  item.setAttribute("tabindex", "0");
+  item.onclick = action;
+  item.onkeydown = event => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    action();
+  };
+}
+
+function fit(canvas) {
+  const ratio = window.devicePixelRatio || 1, area = canvas.getBoundingClientRect();
+  canvas.width = Math.max(1, Math.round(area.width * ratio));
+  canvas.height = Math.max(1, Math.round(area.height * ratio));
+  const pen = canvas.getContext("2d");
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  pen.font = "11px system-ui, 'DejaVu Sans', sans-serif";
+  return [pen, area.width, area.height];
 }
 
 function bytes(count) {
@@ -35,10 +80,10 @@ function unitOf(most) {
 
 function ticks(from, to, wanted) {
   const raw = Math.max((to - from) / wanted, 1e-9), scale = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].find(s => s * scale >= raw) * scale, found = [];
+  const step = [1, 2, 5, 10].find(s => s * scale >= raw) * scale, places = [];
   const last = Math.floor(to / step + 1e-9);
-  for (let k = Math.ceil(from / step - 1e-9); k <= last; k++) found.push(k * step);
-  return found;
+  for (let k = Math.ceil(from / step - 1e-9); k <= last; k++) places.push(k * step);
+  return places;
 }
 
 function inkOn(colour) {  // by the weights of ITU-R BT.601
@@ -46,12 +91,17 @@ function inkOn(colour) {  // by the weights of ITU-R BT.601
   return 0.299 * red + 0.587 * green + 0.114 * blue > 150 ? "#1c232d" : "#fff";
 }
 
+const cut = (text, most) => text.length > most ? `${text.slice(0, most - 1)}…` : text;
 const whole = value => value.toLocaleString("en-US");
 const shown = value => whole(Number(value.toFixed(3)));
 
 class MapView {
-  constructor(root, map, top) {
+  // `pointed` is called with a box that is shown, and `picked` with one that is to stay, or null.
+  constructor(root, map, top, { pointed = () => {}, picked = () => {} } = {}) {
+    this.root = root;
     this.map = map;
+    Object.assign(this, { pointed, picked });
+    this.marked = null;
     this.top = top;
     this.window = { x0: 0, x1: map.horizon, y0: 0, y1: top };
     this.chosen = this.pinned = null;
@@ -67,11 +117,15 @@ class MapView {
       + `${map.live < map.bound ? ", with chains that run at the same time" : ""}; ${map.text}`);
     const body = element("div", root, undefined, "map");
     const pictures = element("div", body), side = element("div", body);
-    this.phases(pictures);
+    listPhases(pictures, map.steps.map(step => step[PHASE]));
     this.address = element("canvas", pictures, undefined, "address");
+    this.address.tabIndex = 0;
+    this.address.setAttribute("role", "img");
+    this.address.setAttribute("aria-label", `memory of ${map.device} over time: arrow keys go`
+      + " from tensor to tensor, Enter selects one");
     this.curve = element("canvas", pictures, undefined, "curve");
-    element("div", pictures, "hover: who is it · click: hold it · drag: zoom in · double click:"
-      + " the whole arena", "soft");
+    element("div", pictures, "hover: name · click or Enter: select · arrow keys: the next tensor"
+      + " · drag: zoom in · double click: all", "soft");
     this.details = element("div", side, undefined, "details");
     this.listHolders(side);
     this.listKinds(side);
@@ -84,34 +138,23 @@ class MapView {
     return scope ? `${scope}:${op}` : op;
   }
 
-  phases(parent) {
-    const line = element("div", parent, undefined, "phases");
-    const present = new Set(this.map.steps.map(step => step[PHASE]));
-    data.phases.forEach(([name, colour], index) => {
-      if (!present.has(index)) return;
-      const item = element("span", line);
-      element("i", item, undefined, "chip").style.background = colour;
-      item.append(` ${name}`);
-    });
-  }
-
   listHolders(side) {
     const map = this.map;
     const live = map.boxes.filter(b => b[BEGIN] <= map.peak && map.peak < b[END]);
     live.sort((a, b) => b[SIZE] - a[SIZE] || a[OFFSET] - b[OFFSET]);
     element("h2", side, `held at the peak: ${live.length} tensors, ${bytes(map.live)}`);
-    const table = element("table", element("div", side, undefined, "holders"));
+    const table = element("table", element("div", side, undefined, "holders"), undefined, "list");
     this.rows = new Map();
     for (const box of live.slice(0, 200)) {
       const row = element("tr", table);
-      const chip = element("i", element("td", row), undefined, "chip");
-      chip.style.background = data.kinds[box[KIND]][1];
+      addKey(element("td", row), data.kinds[box[KIND]][1]);
       element("td", row, bytes(box[SIZE]), "number");
       element("td", row, `${(100 * box[SIZE] / map.live).toFixed(1)} %`, "number");
       element("td", row, map.strings[box[NAME]], "name");
       row.onmouseenter = () => this.choose(box);
       row.onmouseleave = () => this.choose(this.pinned);
-      row.onclick = () => { this.pinned = box; this.choose(box); };
+      row.onfocus = row.onmouseenter;
+      pressed(row, () => this.pin(box));
       this.rows.set(box, row);
     }
     const rest = live.slice(200).reduce((sum, box) => sum + box[SIZE], 0);
@@ -121,16 +164,16 @@ class MapView {
   listKinds(side) {
     const map = this.map, count = new Map(), held = new Map();
     for (const box of map.boxes) {
-      const is_live = box[BEGIN] <= map.peak && map.peak < box[END];
+      const isLive = box[BEGIN] <= map.peak && map.peak < box[END];
       count.set(box[KIND], (count.get(box[KIND]) || 0) + 1);
-      held.set(box[KIND], (held.get(box[KIND]) || 0) + (is_live ? box[SIZE] : 0));
+      held.set(box[KIND], (held.get(box[KIND]) || 0) + (isLive ? box[SIZE] : 0));
     }
     element("h2", side, "kinds, and what they hold at the peak");
-    const table = element("table", side);
+    const table = element("table", side, undefined, "list");
     data.kinds.forEach(([name, colour], kind) => {
       if (!count.has(kind)) return;
       const row = element("tr", table);
-      element("i", element("td", row), undefined, "chip").style.background = colour;
+      addKey(element("td", row), colour);
       element("td", row, name);
       element("td", row, `${count.get(kind)}`, "number");
       element("td", row, bytes(held.get(kind)), "number");
@@ -163,23 +206,27 @@ class MapView {
     this.rows.get(box)?.classList.add("chosen");
     this.chosen = box;
     this.describe(box);
+    this.pointed(box);
+    this.overlay();
+  }
+
+  pin(box) {
+    this.pinned = box;
+    this.choose(box);
+    this.picked(box);
+  }
+
+  // Show the slots of some registers alone, or of all for null.
+  mark(registers) {
+    this.marked = registers;
     this.overlay();
   }
 
   // -- drawing -------------------------------------------------------------------------------
 
-  fit(canvas) {
-    const ratio = window.devicePixelRatio || 1, area = canvas.getBoundingClientRect();
-    canvas.width = Math.round(area.width * ratio);
-    canvas.height = Math.round(area.height * ratio);
-    const pen = canvas.getContext("2d");
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.font = "11px system-ui, 'DejaVu Sans', sans-serif";
-    return [pen, area.width, area.height];
-  }
-
   draw() {
-    const [pen, width, height] = this.fit(this.address);
+    const [pen, width, height] = fit(this.address);
+    if (!width) return;
     this.place = { left: LEFT, top: TOP, width: width - LEFT - RIGHT, height: height - TOP - 34 };
     this.paint(pen);
     this.still = document.createElement("canvas");
@@ -207,29 +254,31 @@ class MapView {
 
   paint(pen) {
     const map = this.map, { left, top, width, height } = this.place;
-    pen.fillStyle = "#f5f7f9";
+    pen.fillStyle = colour("wash");
     pen.fillRect(left, top, width, height);
     pen.save();
     pen.beginPath();
     pen.rect(left, top, width, height);
     pen.clip();
-    for (const box of map.boxes) {
-      const [x, y, w, h] = this.rectangle(box);
-      if (x > left + width || x + w < left || y > top + height || y + h < top) continue;
-      pen.fillStyle = data.kinds[box[KIND]][1];
-      pen.fillRect(x, y, Math.max(w, 0.6), Math.max(h, 0.6));
-      if (h > 4 && w > 3) {
-        pen.strokeStyle = "rgba(255,255,255,0.75)";
-        pen.lineWidth = 0.8;
-        pen.strokeRect(x + 0.4, y + 0.4, w - 0.8, h - 0.8);
-      }
-      if (h > 13 && w > 60) this.write(pen, box, x, y, w, h);
-    }
+    for (const box of map.boxes) this.paintBox(pen, box);
     if (this.window.y1 > map.arena) this.edge(pen, this.y(map.arena), `arena ${bytes(map.arena)}`);
     pen.restore();
     this.peakLine(pen, top - 4, top + height);
     this.axes(pen);
     this.strip(pen);
+  }
+
+  paintBox(pen, box, least = 0.6) {
+    const [x, y, w, h] = this.rectangle(box), { left, top, width, height } = this.place;
+    if (x > left + width || x + w < left || y > top + height || y + h < top) return;
+    pen.fillStyle = data.kinds[box[KIND]][1];
+    pen.fillRect(x, y, Math.max(w, least), Math.max(h, least));
+    if (h > 4 && w > 3) {
+      pen.strokeStyle = "rgba(255,255,255,0.75)";
+      pen.lineWidth = 0.8;
+      pen.strokeRect(x + 0.4, y + 0.4, w - 0.8, h - 0.8);
+    }
+    if (h > 13 && w > 60) this.write(pen, box, x, y, w, h);
   }
 
   write(pen, box, x, y, w, h) {
@@ -238,26 +287,25 @@ class MapView {
     const fitting = Math.floor(room / 6.2);
     if (fitting < 6) return;
     pen.fillStyle = inkOn(data.kinds[box[KIND]][1]);
-    const text = name.length > fitting ? `${name.slice(0, fitting - 1)}…` : name;
-    pen.fillText(text, from + 4, y + h / 2 + 4);
+    pen.fillText(cut(name, fitting), from + 4, y + h / 2 + 4);
   }
 
   edge(pen, y, text) {
-    pen.strokeStyle = "#1c232d";
+    pen.strokeStyle = colour("ink");
     pen.setLineDash([5, 4]);
     pen.beginPath();
     pen.moveTo(this.place.left, y);
     pen.lineTo(this.place.left + this.place.width, y);
     pen.stroke();
     pen.setLineDash([]);
-    pen.fillStyle = "#1c232d";
+    pen.fillStyle = colour("ink");
     pen.fillText(text, this.place.left + 6, y - 5);
   }
 
   peakLine(pen, from, to) {
     const at = this.map.peak + 0.5, x = this.x(at), { left, width } = this.place;
     if (x < left || x > left + width) return;
-    pen.strokeStyle = pen.fillStyle = "#c4161c";
+    pen.strokeStyle = pen.fillStyle = colour("peak");
     pen.lineWidth = 1.4;
     pen.beginPath();
     pen.moveTo(x, from);
@@ -271,8 +319,8 @@ class MapView {
   axes(pen) {
     const { left, top, width, height } = this.place, { x0, x1, y0, y1 } = this.window;
     const [unit, size] = unitOf(this.top);
-    pen.fillStyle = "#5d6876";
-    pen.strokeStyle = "#b5bdc7";
+    pen.fillStyle = colour("soft");
+    pen.strokeStyle = colour("line");
     pen.lineWidth = 1;
     pen.textAlign = "right";
     for (const tick of ticks(y0 / size, y1 / size, height / 55)) {
@@ -327,24 +375,31 @@ class MapView {
     pen.beginPath();
     pen.rect(left, top, width, height);
     pen.clip();
+    if (this.marked) {
+      pen.fillStyle = colour("veil");
+      pen.fillRect(left, top, width, height);
+      for (const box of this.map.boxes) {
+        if (this.marked.has(box[REGISTER])) this.paintBox(pen, box, 2);
+      }
+    }
     if (this.chosen) {
       const [x, y, w, h] = this.rectangle(this.chosen);
       pen.fillStyle = "rgba(255,255,255,0.45)";
       pen.fillRect(x, y, Math.max(w, 2), Math.max(h, 2));
-      pen.strokeStyle = "#000";
+      pen.strokeStyle = colour("ink");
       pen.lineWidth = 2;
       pen.strokeRect(x, y, Math.max(w, 2), Math.max(h, 2));
     }
     if (this.drag) {
       const { x0, y0, x1, y1 } = this.drag;
-      pen.fillStyle = "rgba(28,35,45,0.12)";
+      pen.fillStyle = colour("veil");
       pen.fillRect(Math.min(x0, x1), Math.min(y0, y1), Math.abs(x1 - x0), Math.abs(y1 - y0));
     }
     pen.restore();
   }
 
   drawCurve() {
-    const map = this.map, [pen, width, height] = this.fit(this.curve);
+    const map = this.map, [pen, width, height] = fit(this.curve);
     const place = { left: LEFT, top: 16, width: width - LEFT - RIGHT, height: height - 40 };
     const [unit, size] = unitOf(this.top);
     const x = launch => place.left + place.width * (launch - this.window.x0)
@@ -363,27 +418,27 @@ class MapView {
       before = live;
     }
     pen.lineTo(x(map.horizon), y(0));
-    pen.fillStyle = "#dfe6ef";
+    pen.fillStyle = colour("mark");
     pen.fill();
-    pen.strokeStyle = "#3f6fb5";
+    pen.strokeStyle = colour("c0");
     pen.lineWidth = 1.2;
     pen.stroke();
     pen.setLineDash([5, 4]);
-    pen.strokeStyle = "#1c232d";
+    pen.strokeStyle = colour("ink");
     this.stroke(pen, place.left, y(map.bound), place.left + place.width, y(map.bound));
     pen.setLineDash([]);
-    pen.fillStyle = "#1c232d";
+    pen.fillStyle = colour("ink");
     pen.textAlign = "right";
     pen.fillText(`lower bound ${bytes(map.bound)}`, place.left + place.width - 4, y(map.bound) - 4);
     const at = x(map.peak + 0.5);
-    pen.strokeStyle = pen.fillStyle = "#c4161c";
+    pen.strokeStyle = pen.fillStyle = colour("peak");
     this.stroke(pen, at, place.top - 6, at, place.top + place.height);
     pen.beginPath();
     pen.arc(at, y(map.live), 3.5, 0, 7);
     pen.fill();
     pen.restore();
-    pen.fillStyle = "#5d6876";
-    pen.strokeStyle = "#b5bdc7";
+    pen.fillStyle = colour("soft");
+    pen.strokeStyle = colour("line");
     pen.textAlign = "right";
     for (const tick of ticks(0, this.top / size, 4)) {
       this.stroke(pen, place.left - 5, y(tick * size), place.left, y(tick * size));
@@ -412,9 +467,9 @@ class MapView {
   find({ launch, offset }) {
     let best = null;
     for (const box of this.map.boxes) {
-      const is_inside = box[BEGIN] <= launch && launch < box[END]
+      const isInside = box[BEGIN] <= launch && launch < box[END]
         && box[OFFSET] <= offset && offset < box[OFFSET] + box[SIZE];
-      if (is_inside && (!best || box[SIZE] < best[SIZE])) best = box;
+      if (isInside && (!best || box[SIZE] < best[SIZE])) best = box;
     }
     return best;
   }
@@ -445,9 +500,17 @@ class MapView {
       if (Math.abs(drag.x1 - drag.x0) > 6 && Math.abs(drag.y1 - drag.y0) > 6) {
         this.zoom(this.at(drag.event), this.at(event));
       } else {
-        this.pinned = this.find(this.at(event));
-        this.choose(this.pinned);
+        this.pin(this.find(this.at(event)));
       }
+    };
+    canvas.onkeydown = event => {
+      const way = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+      if (event.key === "Enter") this.pin(this.chosen);
+      if (!way || !this.map.boxes.length) return;
+      event.preventDefault();
+      this.sorted ??= [...this.map.boxes].sort((a, b) => a[BEGIN] - b[BEGIN] || a[END] - b[END]);
+      const count = this.sorted.length, now = this.sorted.indexOf(this.chosen);
+      this.choose(this.sorted[now < 0 ? 0 : (now + way + count) % count]);
     };
     canvas.ondblclick = () => {
       this.window = { x0: 0, x1: this.map.horizon, y0: 0, y1: this.top };
@@ -466,16 +529,25 @@ class MapView {
   }
 }
 
-const first = data.maps[0], top_ = Math.max(1, ...data.maps.map(map => map.arena));
-document.title = `memory map of ${first.title}`;
-element("h1", document.body, `Memory map of plan ${first.title}`);
-const grid = element("div", document.body, undefined, "maps");
-const columns = Math.min(2, data.maps.length);
-grid.style.setProperty("--columns", columns);
-if (columns > 1) grid.classList.add("narrow");
-const views = data.maps.map(map => new MapView(element("div", grid), map, top_));
-const drawAll = () => views.forEach(view => view.draw());
-window.addEventListener("resize", drawAll);
-drawAll();
-if (document.body.dataset.state !== "failed") document.body.dataset.state = "drawn";
-document.body.dataset.boxes = data.maps.map(map => map.boxes.length).join(" ");
+// Draw all maps of the data into a folder of their own, and return what they are drawn by.
+function drawMaps(parent, callbacks) {
+  // Maps of two plans have one scale, to be compared.
+  const compared = data.maps.filter(map => map.caption).map(map => map.arena);
+  const grid = element("div", parent, undefined, "maps");
+  const columns = Math.min(2, data.maps.length);
+  grid.style.setProperty("--columns", columns);
+  if (columns > 1) grid.classList.add("narrow");
+  return data.maps.map(map => new MapView(element("div", grid), map,
+    Math.max(1, map.arena, ...compared), callbacks));
+}
+
+// Draw now, and again when the size or the colours change.
+function keepDrawn(drawAll) {
+  window.addEventListener("resize", drawAll);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    colours.clear();
+    drawAll();
+  });
+  drawAll();
+  if (document.body.dataset.state !== "failed") document.body.dataset.state = "drawn";
+}

@@ -29,7 +29,7 @@ from actorflow.data import ArraySource
 from actorflow.environment.host import gpu_of, processor, usable_cores
 from actorflow.environment.native import enable_native
 from actorflow.environment.settings import Settings, logger
-from actorflow.jobs.job import job
+from actorflow.jobs.decorator import job
 from actorflow.optim import SGD
 from actorflow.options.run_spec import RunSpec
 from actorflow.run.runner import Runner
@@ -40,7 +40,7 @@ from actors.kernels.common.host_memory import quiet_floating_point
 from actors.kernels.host import catalogue
 from actors.kernels.host.calibration import calibrate, firing_prices, stopwatch
 from actors.kernels.library import openblas, runtime
-from actors.loop.timeline import write_chrome_trace
+from actors.loop.timeline import TraceProcess, write_chrome_trace
 from actors.simulation.costs import ALGORITHMS, Network, RunCosts, SharedHost, Wire, on_host
 from actors.simulation.ranks import RanksRun, Spread, simulate_ranks
 from actors.simulation.simulate import SimulatedRun, simulate, time_per_actor
@@ -305,7 +305,7 @@ def priced(plan: Plan, measured: Calibration) -> tuple[tuple[float, ...], Shared
 
 _TOP = 5
 
-_ORIGINS = {"measured": "measured on this machine", "estimated": "the plan's estimates"}
+ORIGINS = {"measured": "measured on this machine", "estimated": "the plan's estimates"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -315,14 +315,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_network_arguments(parser)
     add("--jitter", type=float, default=0.0, metavar="J", help="durations vary by this fraction")
     add("--seed", type=int, default=0, metavar="S", help="seed of jitter and speeds (default 0)")
-    add(
-        "--calibrate",
-        action=argparse.BooleanOptionalAction,
-        help="measure this machine again; --no-calibrate: use the plan's estimates (default: use"
-        " the last measurement)",
-    )
+    add_calibrate_argument(parser)
     add("--trace", metavar="FILE.json", help="write the timeline for chrome://tracing or Perfetto")
     add("--json", action="store_true", help="print the report as JSON")
+
+
+def add_calibrate_argument(parser: argparse.ArgumentParser, when: str = "") -> None:
+    """Add the option that says what launches are priced with; `when` begins its help."""
+    parser.add_argument(
+        "--calibrate",
+        action=argparse.BooleanOptionalAction,
+        help=f"{when}measure this machine again; --no-calibrate: use the plan's estimates (default:"
+        " use the last measurement)",
+    )
+
+
+def calibration_for(plan: Plan, is_asked: bool | None) -> Calibration | None:
+    """Return what a plan's launches are priced with; None where its own estimates count.
+
+    `is_asked` is the option: True measures this machine anew, False never does. Raises CompileError
+    where a plan for a GPU is asked to be measured on this machine's processor.
+    """
+    gpu = gpu_of(plan)
+    if is_asked and gpu:
+        raise CompileError(
+            f"--calibrate measures this machine's processor, and plan {plan.name!r} runs on a"
+            f" GPU: the description of {gpu} gives the durations of its launches; leave"
+            " --calibrate out"
+        )
+    if is_asked is False or gpu:
+        return None
+    return calibration(Settings.from_env(os.environ), is_fresh=bool(is_asked))
+
+
+def rates_of(plan: Plan, measured: Calibration | None) -> str:
+    """Return where the durations of a plan's launches come from; `ORIGINS` has two in words."""
+    if gpu := gpu_of(plan):
+        return f"the description of {gpu}"
+    return "estimated" if measured is None else "measured"
 
 
 def run(plan: Plan, options: argparse.Namespace, job_spec: JobSpec | None = None) -> int:
@@ -338,17 +368,9 @@ def run(plan: Plan, options: argparse.Namespace, job_spec: JobSpec | None = None
     options = with_numbers(options, plan)
     devices = _devices(plan, options)
     _check(plan, devices, options)
-    prices, host, machine = None, None, None
-    gpu = gpu_of(plan)
-    if options.calibrate and gpu:
-        raise CompileError(
-            f"--calibrate measures this machine's processor, and plan {plan.name!r} runs on a"
-            f" GPU: the description of {gpu} gives the durations of its launches; leave"
-            " --calibrate out"
-        )
-    if options.calibrate is not False and not gpu:
-        settings = Settings.from_env(os.environ)
-        machine = calibration(settings, is_fresh=bool(options.calibrate))
+    prices, host = None, None
+    machine = calibration_for(plan, options.calibrate)
+    if machine is not None:
         prices, host = priced(plan, machine)
     ranks: RanksRun | None = None
     classes: list[dict[str, Any]] = []
@@ -374,9 +396,14 @@ def run(plan: Plan, options: argparse.Namespace, job_spec: JobSpec | None = None
     names = tuple([stream.name for stream in plan.streams])
     if options.trace:
         write_chrome_trace(
-            options.trace, simulated.rows, simulated.table, stream_names=names, has_arrows=True
+            options.trace,
+            simulated.rows,
+            simulated.table,
+            stream_names=names,
+            has_arrows=True,
+            process=TraceProcess(f"plan {plan.name!r}, simulated"),
         )
-    rates = f"the description of {gpu}" if gpu else "estimated" if prices is None else "measured"
+    rates = rates_of(plan, machine)
     report = _report(plan.name, names, simulated, ranks, rates) | {"classes": classes}
     print(json.dumps(report, indent=1) if options.json else "\n".join(_lines(report)))
     return 0
@@ -518,7 +545,7 @@ def _scaling(ranks: RanksRun) -> dict[str, Any]:
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
-    origin = _ORIGINS.get(report["rates"], report["rates"])
+    origin = ORIGINS.get(report["rates"], report["rates"])
     lines = [
         f"{report['steps']} steps of {report['plan']!r} take {report['makespan_ms']:,.1f} ms,"
         f" {report['step_ms']:,.2f} ms per step in steady state (rates: {origin})"

@@ -40,7 +40,7 @@ from compiler.graph.registry import (
     kernel_op,
 )
 from compiler.ops.primitives.shape import COPY
-from compiler.ops.primitives.sources import PACKED
+from compiler.ops.primitives.sources import OF_MODEL, PACKED, ROUNDED
 from compiler.ops.primitives.transfer import ALL_REDUCE, COPY_TO
 from compiler.verify.places import extent_of
 
@@ -109,7 +109,8 @@ def _kernels_by_device(plan: Plan, *, is_run: bool) -> dict[Device, Mapping[str,
 def _packed(plan: Plan) -> dict[RegisterId, RegisterId]:
     """Return packed register -> register of its variable, for variables that no step writes."""
     # before == after: no step writes the variable, so what a launch keeps of it stays right.
-    frozen = {v.name: v for v in plan.state if v.before == v.after}
+    kept = [v for v in plan.variables if v.role in (*OF_MODEL, ROUNDED)]
+    frozen = {v.name: v for v in kept if v.before == v.after}
     base = {v.view: frozen.get(str(dict(v.init).get("of"))) for v in plan.variables}
     views, packed = plan.views, [v.view for v in plan.variables if v.role == PACKED]
     return {views[k].register: views[v.view].register for k in packed if (v := base[k]) is not None}

@@ -304,8 +304,9 @@ class JobSpec:
     """What a compilation is asked: all that decides a plan, and so what ranks agree on.
 
     `job` is what the user said of the job, `options` what the compiler is told of that and of the
-    call. `predicates` are what checks of both graphs call; they decide nothing. `is_alone` says
-    that a rank of several compiles it without the others, by its own measurements.
+    call. `traced` is the graph before weights of outputs were added. `predicates` are what checks
+    of both graphs call; they decide nothing. `is_alone` says that a rank of several compiles it
+    without the others, by its own measurements.
     """
 
     graph: Graph
@@ -313,6 +314,7 @@ class JobSpec:
     options: CompileOptions
     settings: Settings
     job: JobOptions
+    traced: Graph
     evaluation: Graph | None = None
     predicates: Predicates = field(default_factory=dict)
     is_alone: bool = False
@@ -380,6 +382,9 @@ def compiled_plan(job_spec: JobSpec, local: LocalGraphs | None = None) -> Plan:
                 lambda: compile_graph(
                     graph, there, wanted, job_spec.dump, job_spec.evaluation, local
                 ),
+                # Nor is it proven for this machine, or built, when it comes from the cache
+                # (`is_ready`).
+                is_run=not job_spec.is_alone,
             )
 
     def made_with(num_streams: int) -> Plan:

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.tensor.gradient_rules import GradientTrace
-from actorflow.tensor.tensor import Tensor, apply_many
-from actorflow.tensor.tracer import Trace, current_trace, find_source, recording, source_of
+from actorflow.tensor.gradient_rules import Grads, Tensors, rule_over_tensors
+from actorflow.tensor.tensor import Tensor, apply_many, as_tensor
+from actorflow.tensor.tracer import Trace, current_trace, find_source, source_of
 from compiler.contract.attrs import Attrs
 from compiler.contract.errors import CompileError
 from compiler.contract.types import DType, TensorType, ValueId
@@ -53,8 +53,7 @@ from compiler.ops.language.definition import (
     settings_of,
 )
 from compiler.ops.language.expressions import read_signature
-from compiler.ops.primitives.shape import broadcast_value
-from compiler.ops.primitives.sources import INPUT, scalar
+from compiler.ops.primitives.sources import INPUT
 
 _MODULES: dict[str, str] = {}
 """Op name -> the module that defined it last."""
@@ -67,8 +66,7 @@ def op(
 
     Args:
         signature: operands and outputs, see `compiler.ops.language.expressions`: "x, y -> z" where
-        every
-            element is computed alone, "x[*, D] -> y[*]" over rows `*` and columns `D`.
+            every element is computed alone, "x[*, D] -> y[*]" over rows `*` and columns `D`.
         gradient: a function over expressions in place of the derived gradient. It takes by name
             what it needs of operands, outputs and the outputs' gradients (`dy` for `y`), attributes
             after a `*`, and returns one expression per float operand.
@@ -251,30 +249,24 @@ def _is_type(made: object) -> bool:
 def _gradient(
     rule: Function, names: list[str], outputs: list[str], attributes: tuple[Attribute, ...]
 ) -> Gradient:
-    """Return the rule that runs a function over tensors in the graph that autodiff grows."""
+    """Return the gradient that a function over tensors is, which takes what it names."""
     spec = read_gradient(rule, names, outputs, attributes)
 
-    def pull(b: GraphBuilder, node: Node, grads: Maybe) -> Maybe:
-        trace, operands = GradientTrace(b), names[: len(node.inputs)]
+    def named(attrs: Attrs, inputs: Tensors, results: Tensors, grads: Grads) -> Grads:
+        operands = names[: len(inputs)]
         # strict=False: a function of any number of arrays has fewer names than values.
-        values = dict(zip(names, (*node.inputs, *node.outputs), strict=False))
-        for name, output, grad in zip(names[len(operands) :], node.outputs, grads, strict=False):
+        values = dict(zip(names, (*inputs, *results), strict=False))
+        for name, output, grad in zip(names[len(operands) :], results, grads, strict=False):
             if grad is None and f"d{name}" in spec.takes:  # nothing flows back to this output
-                type_ = b.type_of(output)
-                grad = broadcast_value(b, scalar(b, 0.0, type_.dtype), type_.shape)
+                grad = as_tensor(0.0, output.dtype).broadcast_to(output.shape)
             if grad is not None:
                 values[f"d{name}"] = grad
-        tensors = {name: Tensor(trace, value) for name, value in values.items()}
-        try:
-            with recording(trace):
-                results = spec.results(tensors, settings_of(attributes, node.attrs), operands)
-            checked = zip(operands, node.inputs, results, strict=True)
-            return tuple([_checked(trace, name, b.type_of(v), t) for name, v, t in checked])
-        except OpTypeError as error:
-            text = f"{node.source}: the gradient of {node.op} {error}"
-            raise CompileError(text) from error.__cause__
+        returned = spec.results(values, settings_of(attributes, attrs), operands)
+        for name, operand, tensor in zip(operands, inputs, returned, strict=True):
+            _check(name, operand.type, tensor)
+        return tuple(returned)
 
-    return pull
+    return rule_over_tensors(named)
 
 
 def gradient_alone(node: Node, types: Sequence[TensorType]) -> tuple[Graph, Maybe]:
@@ -296,14 +288,11 @@ def gradient_alone(node: Node, types: Sequence[TensorType]) -> tuple[Graph, Mayb
     return b.freeze(), results
 
 
-def _checked(trace: Trace, name: str, type_: TensorType, made: object) -> ValueId | None:
-    """Return the value of an operand's gradient, None for none. Raises OpTypeError otherwise."""
-    if made is None:
-        return None
-    if not isinstance(made, Tensor):
+def _check(name: str, type_: TensorType, returned: object) -> None:
+    """Raise OpTypeError for what is neither the gradient of an operand nor None."""
+    if returned is not None and not isinstance(returned, Tensor):
         raise OpTypeError(
-            f"returns a {type(made).__name__} for {name}, expected a tensor of {type_}, or None"
+            f"returns a {type(returned).__name__} for {name}, expected a tensor of {type_}, or None"
         )
-    if made.type != type_:
-        raise OpTypeError(f"returns {made.type} for {name}, which is {type_}")
-    return ValueId(made._value_in(trace))
+    if isinstance(returned, Tensor) and returned.type != type_:
+        raise OpTypeError(f"returns {returned.type} for {name}, which is {type_}")

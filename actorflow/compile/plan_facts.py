@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import cast
 
 from compiler.contract.errors import PlanFormatError
-from compiler.contract.plan import Plan
+from compiler.contract.placement import HOST, Memory
+from compiler.contract.plan import Plan, proof
 from compiler.contract.plan_tables import Actor, ActorKind, Field, RegisterKind
 from compiler.contract.sbp import shard_slices
-from compiler.contract.types import TensorType
+from compiler.contract.types import TensorType, contiguous_strides
+from compiler.ops.primitives.sources import NUMBERS, OF_MODEL, PACKED
 from compiler.verify.verify import edges_of
 from memory.registers import RateEdge, repetition_vector
 
@@ -76,6 +78,11 @@ def sink_fields(plan: Plan, name: str) -> list[Field]:
     return [f for f in plan.fields if f.register in registers]
 
 
+def output_lines(plan: Plan, name: str) -> dict[str, str]:
+    """Return the user's line of each output that comes to a sink, by name."""
+    return {field.name: str(plan.sources[field.source]) for field in sink_fields(plan, name)}
+
+
 def takes_snapshots(plan: Plan) -> bool:
     """Whether the plan was compiled to write checkpoints."""
     return _actor(plan, "checkpoint") is not None
@@ -99,6 +106,25 @@ def saved_variables(plan: Plan) -> tuple[str, ...]:
     return tuple(f.name for f in plan.fields if f.register == staging)
 
 
+@proof
+def state_layout(plan: Plan) -> tuple[object, ...]:
+    """Return where a plan has its variables: plans that agree in it can be open on one memory.
+
+    Copies that launches keep in a form of their own are no part of it, nor are numbers of rows:
+    each plan has its own, and fills them again.
+    """
+    rows = []
+    for variable in plan.variables:
+        view = plan.views[variable.view]
+        register = plan.registers[view.register]
+        place = (register.arena, register.offsets_bytes, view.offset_bytes, view.strides_bytes)
+        if variable.role not in (PACKED, NUMBERS):
+            rows.append((variable.name, variable.role, view.type, place, variable.sharding))
+    arenas = [(arena.place, arena.alignment) for arena in plan.arenas]
+    return (*arenas, *sorted(rows, key=lambda row: row[0]))
+
+
+@proof
 def written_variables(plan: Plan) -> tuple[str, ...]:
     """Return the names of the variables that a step changes, in order of the plan."""
     written = {
@@ -108,6 +134,29 @@ def written_variables(plan: Plan) -> tuple[str, ...]:
         for view in launch.outputs
     }
     return tuple(v.name for v in plan.state if plan.views[v.view].register in written)
+
+
+@proof
+def read_only_variables(plan: Plan) -> tuple[str, ...]:
+    """Return the names of a model's variables that no step changes, in order of the plan.
+
+    Only such as lie densely in memory of the host, each in a register of its own: an array of the
+    same type can take its place.
+    """
+    written = {*written_variables(plan)}
+    names: list[str] = []
+    for variable in plan.state:
+        view = plan.views[variable.view]
+        register = plan.registers[view.register]
+        arena, steps = plan.arenas[register.arena], contiguous_strides(view.type.shape, 1)
+        item = view.type.dtype.itemsize
+        is_whole = register.size_bytes == view.type.size_bytes and register.num_slots == 1
+        is_dense = view.strides_bytes == tuple([step * item for step in steps])
+        is_on_host = arena.device == HOST and arena.memory is Memory.HOST
+        is_of_model = variable.role in OF_MODEL and variable.name not in written
+        if is_of_model and is_whole and is_dense and is_on_host and variable.sharding is None:
+            names.append(variable.name)
+    return tuple(names)
 
 
 def credits_after(plan: Plan, steps: int) -> dict[str, int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import copy
+from fractions import Fraction
 from typing import Any, Self
 
 import numpy as np
@@ -12,6 +14,7 @@ import numpy.typing as npt
 from actorflow.data.source import (
     Batch,
     DataError,
+    EndlessSource,
     content_hash,
     plain_array,
     position_of,
@@ -19,6 +22,7 @@ from actorflow.data.source import (
     positive,
     spec_of,
 )
+from compiler.contract.html_table import html_table
 from compiler.contract.types import TensorType
 
 # The order of an epoch is a keyed bijection of [0, length): position -> item. So a source seeks in
@@ -269,17 +273,26 @@ class ArraySource:
                 f" {self._num_samples}; give more data, or batch= at most {self._num_samples}"
             )
         epochs = None if epochs is None else positive("epochs", epochs)
+        self._epochs = epochs
         used = self._num_samples - (self._num_samples % self._batch if drop_last else 0)
         self._samples_per_epoch = used
         self._num_batches = None if epochs is None else _num_batches(used, epochs, self._batch)
         self._order = EpochOrder(self._num_samples, seed, shuffle=shuffle)
         self._parameters = (
-            f"batch={self._batch},seed={int(seed)},shuffle={bool(shuffle)},epochs={epochs}"
+            f"batch={self._batch},seed={int(seed)},shuffle={bool(shuffle)},epochs={{}}"
             f",drop_last={bool(drop_last)}"
         )
         self._batches = 0
         self._rows = np.empty(self._batch, np.int64)
         self._fingerprint: str | None = None
+
+    def __repr__(self) -> str:
+        texts = [f"{name}: {array.dtype}" for name, array in self._arrays.items()]
+        rows, batch = self._num_samples, self._batch
+        return f"ArraySource({', '.join(texts)}; {rows:,} samples, batches of {batch:,})"
+
+    def _repr_html_(self) -> str:
+        return html_table("ArraySource", {"samples": self._num_samples, **self._spec})
 
     @property
     def items_per_batch(self) -> int:
@@ -297,8 +310,19 @@ class ArraySource:
             TypeError: the source never ends.
         """
         if self._num_batches is None:
-            raise TypeError("an ArraySource without epochs= never ends and has no length")
+            raise EndlessSource("an ArraySource without epochs= never ends and has no length")
         return self._num_batches
+
+    def passes(self, epochs: int) -> tuple[ArraySource, Fraction]:
+        """Return this source without an end, and how many batches so many passes of it are."""
+        endless = self
+        if self._num_batches is not None:
+            endless = copy(self)
+            endless._num_batches, endless._fingerprint = None, None
+            endless._rows = np.empty_like(self._rows)
+            endless._epochs = None
+        samples = self._samples_per_epoch * (self._epochs or 1) * epochs
+        return endless, Fraction(samples, self._batch)
 
     def spec(self) -> dict[str, TensorType]:
         """Return the type of every array of a batch: [batch, ...]."""
@@ -343,6 +367,11 @@ class ArraySource:
                 out[name][...] = array[samples]
         self._batches += 1
 
+    def origins(self) -> tuple[str, ...]:
+        """Return where each row of the next batch comes from: the numbers of samples."""
+        self._find_rows()
+        return tuple([f"row {number:,} of the arrays" for number in self._rows])
+
     def _find_rows(self) -> None:
         epoch, position = divmod(self._batches * self._batch, self._samples_per_epoch)
         filled = 0
@@ -377,7 +406,8 @@ class ArraySource:
             hashes = ",".join(
                 f"{name}={content_hash(self._arrays[name])}" for name in sorted(self._arrays)
             )
-            self._fingerprint = f"arrays:{self._num_samples}:{hashes}:{self._parameters}"
+            parameters = self._parameters.format(self._epochs)
+            self._fingerprint = f"arrays:{self._num_samples}:{hashes}:{parameters}"
         return self._fingerprint
 
 

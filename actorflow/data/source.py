@@ -8,8 +8,9 @@ batches. A source that is made of an iterator has no positions: `from_iterable` 
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any, Protocol, Self, TypeGuard, runtime_checkable
 
@@ -19,10 +20,12 @@ import xxhash
 
 from compiler.contract.arrays import as_array
 from compiler.contract.errors import ActorflowError
+from compiler.contract.html_table import html_table
 from compiler.contract.types import DType, TensorType
 
 _CHUNK_BYTES = 1 << 24
 _DTYPE_NAMES = tuple(d.value for d in DType)
+_DTYPES = {np.dtype(d.value): d for d in DType if d is not DType.BFLOAT16}
 
 Batch = Mapping[str, npt.NDArray[Any]]
 
@@ -31,15 +34,21 @@ class DataError(ActorflowError):
     """The user's data is too short, of the wrong type, or not what the job was compiled for."""
 
 
+class EndlessSource(TypeError):
+    """The length of a source was asked for that never ends."""
+
+
 class DataSource(Protocol):
     """A seekable sequence of batches; used by one thread at a time.
 
     Two optional attributes describe the rate of progress: `items_per_batch` (int) and `item_name`
-    (such as "tokens"); read them with `items_of`.
+    (such as "tokens"); read them with `items_of`. `row_mask` (str) names the array [batch] of a
+    batch that is 0 for rows which only fill it up. A source whose batches have several shapes has
+    `specs`, too: see `DeclaresSpecs`.
     """
 
     def spec(self) -> dict[str, TensorType]:
-        """Return the type of every array of a batch; the same for every batch."""
+        """Return the type of every array of a batch; the same for every batch without `specs`."""
 
     def __next__(self) -> Batch:
         """Return the next batch, whose arrays the caller owns.
@@ -60,6 +69,21 @@ class DataSource(Protocol):
 
     def fingerprint(self) -> str:
         """Return length, content hash and parameters: equal if and only if the stream is equal."""
+
+
+@runtime_checkable
+class DeclaresSpecs(Protocol):
+    """A source whose batches have several shapes, such as buckets of lengths; see `specs_of`.
+
+    A run compiles a plan for each before its first step, and takes the one of each batch's types.
+    The batches of one step (`accumulate`) have one type.
+    """
+
+    def specs(self) -> tuple[dict[str, TensorType], ...]:
+        """Return the types of all batches that may come, always in the same order.
+
+        All have the same names and element types, no two are equal, and `spec()` is one of them.
+        """
 
 
 @runtime_checkable
@@ -85,8 +109,8 @@ class FillsRows(Protocol):
     def next_rows_into(self, out: Batch, rows: Mapping[str, slice]) -> None:
         """Write those rows of the next batch into `out`, whose arrays have as many.
 
-        `rows` has, by name, slices along the first axis; an array that it does not name is wanted
-        whole. The position is then that after the whole batch, on all ranks alike.
+        `rows` has, by name, slices along the first axis, perhaps empty; an array that it does not
+        name is wanted whole. The position is then that after the whole batch, on all ranks alike.
 
         Raises:
             StopIteration: there is no further batch; `out` is unchanged.
@@ -142,6 +166,49 @@ def items_of(source: DataSource) -> tuple[int, str]:
         return int(declared), name
     first = next(iter(source.spec().values()), None)
     return (first.shape[0] if first is not None and first.shape else 1), name
+
+
+def specs_of(source: DataSource) -> tuple[dict[str, TensorType], ...]:
+    """Return the types of all batches that a source may give; `spec()` alone without `specs`.
+
+    Raises:
+        DataError: the source declares none, two equal ones, other names or element types in one of
+            them, or not the one that `spec()` returns.
+    """
+    if not isinstance(source, DeclaresSpecs):
+        return (source.spec(),)
+    specs = tuple([checked_spec(spec) for spec in source.specs()])
+    dtypes = [{name: type_.dtype for name, type_ in spec.items()} for spec in specs]
+    is_repeated = any([spec in specs[:place] for place, spec in enumerate(specs)])
+    if is_repeated or source.spec() not in specs or any([d != dtypes[0] for d in dtypes]):
+        raise DataError(
+            f"specs() of the {type(source).__name__}: expected types that differ in shapes alone,"
+            f" each once, and among them that of spec(), {_types(source.spec())}; came"
+            f" {'; '.join(map(_types, specs)) or 'none'}"
+        )
+    return specs
+
+
+def place_of_spec(
+    batch: Mapping[str, Any], specs: Sequence[Mapping[str, TensorType]], where: str = ""
+) -> int:
+    """Return which of the types that a source declares a batch has. Raises DataError: none."""
+    if len(specs) == 1:
+        check_batch(batch, specs[0], where)
+        return 0
+    came = spec_of(batch, where)
+    for place, spec in enumerate(specs):
+        if came == spec:
+            return place
+    raise DataError(
+        f"batch{_at(where)}: expected one of the types that the source declares, which are"
+        f" {'; '.join(map(_types, specs))}, came {_types(came)}; add it to"
+        " specs(), or pad the batch"
+    )
+
+
+def _types(spec: Mapping[str, TensorType]) -> str:
+    return ", ".join([f"{name}: {type_}" for name, type_ in spec.items()])
 
 
 def spec_of(batch: Mapping[str, Any], where: str = "") -> dict[str, TensorType]:
@@ -239,13 +306,19 @@ def _type_of(name: str, given: object, where: str) -> TensorType:
     value = plain_array(given)
     if value is None:
         raise DataError(_not_an_array(name, given, _at(where), ""))
-    # dtype.name leaves the byte order out, so a swapped array has to be asked for it.
-    if value.dtype.name not in _DTYPE_NAMES or not value.dtype.isnative:
+    # By the dtype itself, which has the byte order: its name takes numpy some microseconds.
+    dtype = _DTYPES.get(value.dtype) or _of_another_library(value.dtype)
+    if dtype is None:
         raise DataError(
             f"batch[{name!r}]{_at(where)}: expected one of the element types"
             f" {', '.join(_DTYPE_NAMES)}, came {_shown(value)}; convert it with array.astype(...)"
         )
-    return TensorType(DType(value.dtype.name), value.shape)
+    return TensorType(dtype, value.shape)
+
+
+def _of_another_library(dtype: np.dtype[Any]) -> DType | None:
+    """Return bfloat16 for its dtype, which numpy does not have; None for what we do not have."""
+    return DType.BFLOAT16 if dtype.name == DType.BFLOAT16.value and dtype.isnative else None
 
 
 def is_plain_array(value: object) -> TypeGuard[npt.NDArray[Any]]:
@@ -339,50 +412,128 @@ def content_hash(array: npt.NDArray[Any]) -> str:
     return str(hasher.hexdigest())
 
 
-MakeIterator = Callable[[], Iterator[Mapping[str, npt.NDArray[Any]]]]
+MakeIterator = Callable[[], Iterator[Any]]
+Specs = Mapping[str, TensorType] | Sequence[Mapping[str, TensorType]]
 
 
 def from_iterable(
-    make_iterator: MakeIterator, spec: Mapping[str, TensorType], *, fingerprint: str = ""
+    batches: MakeIterator | Iterable[Any],
+    spec: Specs | None = None,
+    *,
+    names: Sequence[str] = ("x", "y"),
+    fingerprint: str = "",
 ) -> IterableSource:
-    """Make a data source of the user's own iterator.
+    """Make a data source of what iterates over batches, such as a DataLoader of torch.
 
     Args:
-        make_iterator: a function without arguments that starts the iteration from its beginning;
-            the same batches must come each time, or a resumed run is not the same run.
-        spec: the type of every array of a batch.
+        batches: what can be iterated again and again, or a function without arguments that starts
+            the iteration from its beginning; the same batches must come each time, or a resumed
+            run is not the same run. A batch is a dict of arrays, or a tuple of them.
+        spec: the type of every array of a batch; or several such, of batches of several shapes.
+            None takes that of the first batch.
+        names: of the arrays of a tuple.
         fingerprint: what identifies the data, such as a version; nothing can be hashed here.
 
     Raises:
-        DataError: `make_iterator` cannot be called, or `spec` is no mapping to TensorTypes.
+        DataError: `batches` can be iterated only once, or `spec` is no mapping to TensorTypes.
     """
-    if not callable(make_iterator):
+    if callable(batches):
+        return IterableSource(batches, spec, tuple(names), fingerprint, line_of(batches))
+    if isinstance(batches, Iterator) or not isinstance(batches, Iterable):
         raise DataError(
             "from_iterable: expected a function that starts the iteration, so that a resumed run"
-            f" can start it again, came {type(make_iterator).__name__}; give lambda: iter(batches)"
+            f" can start it again, came {type(batches).__name__}; give lambda: iter(batches)"
         )
-    return IterableSource(make_iterator, spec, fingerprint)
+    made = IterableSource(
+        partial(iter, batches), spec, tuple(names), fingerprint, type(batches).__name__
+    )
+    made.sized = batches if isinstance(batches, Sized) else None
+    return made
+
+
+def as_source(data: Any) -> Any:
+    """Return a data source; of a loader, which has a length and can be iterated anew, one of it.
+
+    What is neither is returned as it is.
+    """
+    is_loader = isinstance(data, Iterable) and isinstance(data, Sized)
+    is_other = isinstance(data, (Iterator, Mapping, Sequence, np.ndarray, type))
+    if not is_loader or is_other or hasattr(data, "spec") or hasattr(data, "__array__"):
+        return data
+    return from_iterable(data)
 
 
 class IterableSource:
     """The source that `from_iterable` makes. Its position is the number of batches taken.
 
-    Every batch is checked against the spec; the message names the line of the user's function.
+    Every batch is checked against the spec, of several against the one of its shapes; the message
+    names the line of the user's function. `spec()` is the first one.
     """
 
     def __init__(
-        self, make_iterator: MakeIterator, spec: Mapping[str, TensorType], fingerprint: str
+        self,
+        make_iterator: MakeIterator,
+        spec: Specs | None,
+        names: tuple[str, ...],
+        fingerprint: str,
+        where: str,
     ) -> None:
-        self._make_iterator = make_iterator
-        self._spec = checked_spec(spec)
+        self._make_iterator, self._names, self._where = make_iterator, names, where
+        several = spec if isinstance(spec, (list, tuple)) else [spec]
+        self._declared = None if spec is None else tuple([checked_spec(one) for one in several])
+        if self._declared == ():
+            raise DataError("from_iterable: expected a spec or several, came an empty list")
         self._given_fingerprint = fingerprint
-        self._where = _line_of(make_iterator)
-        self._iterator: Iterator[Mapping[str, npt.NDArray[Any]]] | None = None
+        self.sized: Sized | None = None
+        """What has the number of batches, where something has."""
+        self._iterator: Iterator[Any] | None = None
         self._batches = 0
 
+    @property
+    def _specs(self) -> tuple[dict[str, TensorType], ...]:
+        if self._declared is None:
+            iterator = self._started()
+            first = next(iterator, None)
+            if first is None:
+                raise DataError(f"from_iterable ({self._where}): there is no batch")
+            self._declared = (spec_of(self._named(first), self._where),)
+            if self._iterator is None:  # it goes on from there, so no batch is made twice
+                self._iterator = itertools.chain([first], iterator)
+        return self._declared
+
+    def _named(self, batch: Any) -> Mapping[str, Any]:
+        if isinstance(batch, (tuple, list)) and len(batch) == len(self._names):
+            return dict(zip(self._names, batch, strict=True))
+        if isinstance(batch, (tuple, list)):
+            raise DataError(
+                f"from_iterable ({self._where}): expected a dict or a tuple of {len(self._names)}"
+                f" arrays ({_listed(self._names)}), came one of {len(batch)}; give"
+                " from_iterable(..., names=) a name for each"
+            )
+        named: Mapping[str, Any] = batch
+        return named
+
     def spec(self) -> dict[str, TensorType]:
-        """Return the types that were given."""
-        return dict(self._spec)
+        """Return the types that were given, of several the first; or those of the first batch."""
+        return dict(self._specs[0])
+
+    def specs(self) -> tuple[dict[str, TensorType], ...]:
+        """Return all types that were given."""
+        return self._specs
+
+    def _repr_html_(self) -> str:
+        types = {} if self._declared is None else self._declared[0]
+        return html_table("IterableSource", {"made at": self._where, **types})
+
+    def __bool__(self) -> bool:
+        """Whether there is a source; how many batches it has, `len` says where that is known."""
+        return True
+
+    def __len__(self) -> int:
+        """Batches from the start to the end. Raises TypeError where nothing says how many."""
+        if self.sized is None:
+            raise TypeError("a source of a function has no length")
+        return len(self.sized)
 
     def __iter__(self) -> Self:
         return self
@@ -397,8 +548,8 @@ class IterableSource:
         # Started at the first batch and not before: `restore` may come first.
         if self._iterator is None:
             self._iterator = self._started()
-        batch = next(self._iterator)
-        check_batch(batch, self._spec, self._where)
+        batch = self._named(next(self._iterator))
+        place_of_spec(batch, self._specs, self._where)
         # After the check: a batch that was refused does not count as returned.
         self._batches += 1
         return batch
@@ -430,10 +581,14 @@ class IterableSource:
 
     def fingerprint(self) -> str:
         """Return the fingerprint given and a hash of the spec; the content is not known."""
-        types = "".join(f"{name}:{type_};" for name, type_ in sorted(self._spec.items()))
+        texts = [
+            "".join(f"{name}:{type_};" for name, type_ in sorted(spec.items()))
+            for spec in self._specs
+        ]
+        types = "|".join(texts)
         return f"iterable:{xxhash.xxh3_128(types.encode()).hexdigest()}:{self._given_fingerprint}"
 
-    def _started(self) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
+    def _started(self) -> Iterator[Any]:
         iterator = self._make_iterator()
         if not isinstance(iterator, Iterator):
             raise DataError(
@@ -443,7 +598,8 @@ class IterableSource:
         return iterator
 
 
-def _line_of(function: object) -> str:
+def line_of(function: object) -> str:
+    """Return the file and line of a function of the user, for messages."""
     code = getattr(function, "__code__", None)
     if code is None:
         return str(getattr(function, "__qualname__", type(function).__name__))

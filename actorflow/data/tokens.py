@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -28,6 +29,7 @@ from actorflow.data.source import (
     positive,
 )
 from compiler.contract.files import user_path
+from compiler.contract.html_table import html_table
 from compiler.contract.types import DType, TensorType
 
 _ASCII_SIZE = 128
@@ -79,6 +81,12 @@ class Tokens:
         self._rows = np.empty((self._batch, self._seq + 1), self._tokens.dtype)
         self._starts = np.empty(self._batch, np.int64)
         self._fingerprint: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Tokens({len(self._tokens):,} tokens, batches of {self._batch:,} x {self._seq:,})"
+
+    def _repr_html_(self) -> str:
+        return html_table("Tokens", {"tokens": len(self._tokens), **self.spec()})
 
     @classmethod
     def from_text(
@@ -139,6 +147,10 @@ class Tokens:
     def batches_per_epoch(self) -> float:
         """Batches in which every window is seen once; rarely a whole number."""
         return self._num_windows / self._batch
+
+    def passes(self, epochs: int) -> tuple[Tokens, Fraction]:
+        """Return this source, which has no end, and how many batches so many passes of it are."""
+        return self, Fraction(self._num_windows * epochs, self._batch)
 
     def spec(self) -> dict[str, TensorType]:
         """Return the types of x and y: [batch, seq]."""

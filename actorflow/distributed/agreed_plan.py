@@ -104,8 +104,8 @@ def _said(job_spec: JobSpec) -> Iterator[Said]:
         if field.name not in (*_NO_MATTER, "mesh"):
             yield f"{field.name}=", _text(getattr(job_spec.job, field.name))
     steps, seconds = job_spec.options.snapshot_every, job_spec.options.snapshot_seconds
-    period = f"every {steps} steps" if steps else f"every {seconds:g} s" if seconds else "none"
-    yield "checkpoint= (every=)", period
+    periods = [f"every {seconds:g} s"] * bool(seconds) + [f"every {steps} steps"] * bool(steps)
+    yield "checkpoint= (every= and keep=)", " and ".join(periods) or "none"
     for name, value in job_spec.options.recorded():
         if name not in (*_NO_MATTER, "snapshot_every", "snapshot_seconds"):
             words, text = in_words(name, value)
@@ -220,7 +220,8 @@ def plan_for(job_spec: JobSpec, plans: dict[str, Plan], group: ProcessGroup | No
     All ranks of `group` call this together; by default it is compiled here. A plan
     that one of several compiles so, by what it measured, is none that they agree on later.
     """
-    if group is None:
+    is_alone = group is None or group.is_alone
+    if is_alone:
         job_spec = job_spec.alone()
     # No function of the user runs while the choice of kernels is held: whoever it waits for might
     # want to compile. Nor is another rank waited for, which may be a thread of this process.
@@ -228,7 +229,7 @@ def plan_for(job_spec: JobSpec, plans: dict[str, Plan], group: ProcessGroup | No
         key = job_spec.key
         in_memory = plans.get(key)
         plan = in_memory or cached_plan(job_spec)
-        if group is None or group.is_alone:
+        if group is None or is_alone:
             return plans.setdefault(key, plan or compiled_plan(job_spec))
     plans[key] = agreed_plan(group, job_spec, plan, is_agreed=in_memory is not None)
     return plans[key]
@@ -293,8 +294,9 @@ def _fingerprint(plan: Plan | None) -> str:
 def plans_of_classes(job_spec: JobSpec) -> RankPlans:
     """Return the plans of all ranks of a mesh, each class of them compiled once, in this process.
 
-    Raises CompileError.
+    They are shown or simulated, not run: see `plan_for`. Raises CompileError.
     """
+    job_spec = job_spec.alone()
     ranks = job_spec.hardware.ranks
     local: dict[Hashable, LocalGraphs] = {}
     with job_spec.choosing():

@@ -23,7 +23,9 @@ the state of the step is whole by then, ranks find out themselves.
 
 *Data.* Each takes its rows of a batch that all were given, so ranks say a digest of what they were
 given, and all digests of a step are equal. So are those of what was written to variables between
-two steps that the user makes one by one.
+two steps that the user makes one by one. There a batch of other types takes another plan, for which
+all ranks meet when it is opened: who opens one says so before, and is compared with who makes that
+step without.
 
 *Ends.* A rank whose data ends says after which step. Others answer if they have data for more, for
 they would wait for it in a collective. All that ended must name the same step.
@@ -44,6 +46,7 @@ from typing import Any
 
 from actorflow.distributed.messages import (
     Ack,
+    BatchAnnounced,
     BatchDigest,
     CheckpointAt,
     CheckpointBegun,
@@ -84,6 +87,7 @@ from actorflow.distributed.rank_failure import (
     listed,
     other_batch,
     other_end,
+    other_types,
     other_values,
 )
 from actorflow.distributed.rank_waits import pack_waits
@@ -120,6 +124,8 @@ class _AgreedRun:
     given_up: dict[int, int] = field(default_factory=dict)
     # By step: the rank that told first, and what it told. By rank: why its data ended.
     given: dict[int, tuple[int, BatchDigest]] = field(default_factory=dict)
+    # By rank: for which batch it has opened a plan last.
+    announced: dict[int, BatchAnnounced] = field(default_factory=dict)
     whys: dict[int, str] = field(default_factory=dict)
     # By rank: how long it has waited for others; nothing is decided by it.
     waited_us: dict[int, int] = field(default_factory=dict)
@@ -482,8 +488,10 @@ class CoordinatorState:
         other, before = run.given.setdefault(message.step, (rank, message))
         if before.digest != message.digest:
             # By rank and not by arrival, so that the message is the same in every run.
-            first, last = sorted((rank, other))
-            return self._fail(other_batch(last, first, message))
+            (first, earlier), (last, later) = sorted(
+                [(rank, message), (other, before)], key=lambda row: row[0]
+            )
+            return self._fail(other_batch(last, first, later, earlier))
         if before.written != message.written:
             # A rank that alone has written is at fault, or else the later one.
             writers = sorted(
@@ -492,10 +500,36 @@ class CoordinatorState:
             (is_both, first, _), (_, last, wrote) = writers
             step = message.step
             return self._fail(other_values(last, first, step, wrote, is_alone=not is_both))
+        for announcer, announced in sorted(run.announced.items()):
+            if apart := self._announced_apart(announcer, announced, rank, message):
+                return apart
         if len(run.given) > MOST_DIGESTS:
             # Dropping the oldest keeps memory bounded in a run of any length.
             del run.given[min(run.given)]
         return []
+
+    def _announced(self, rank: int, message: BatchAnnounced) -> Sends:
+        run = self._run(message.run)
+        if run is None:
+            return []
+        run.announced[rank] = message
+        other, given = run.given.get(message.step, (rank, None))
+        return [] if given is None else self._announced_apart(rank, message, other, given)
+
+    def _announced_apart(
+        self, rank: int, announced: BatchAnnounced, other: int, given: BatchDigest
+    ) -> Sends:
+        """Fail where a rank opens a plan for a step that another one makes on another plan.
+
+        That one has opened fewer for this step, so it does not come to where this one waits.
+        """
+        step, types = given.step, (announced.types, given.types)
+        is_behind = announced.step == step and announced.number > given.num_announced
+        if rank == other or not is_behind or types[0] == types[1]:
+            return []
+        if rank < other:
+            rank, other, types = other, rank, types[::-1]
+        return self._fail(other_types(rank, other, step, types, given.line))
 
     def _has_data(self, rank: int, message: DataRemains) -> Sends:
         run = self._run(message.run)
@@ -572,6 +606,7 @@ _TAKES: dict[type[Any], Callable[[CoordinatorState, int, Any], Sends]] = {
     LastStarted: CoordinatorState._would_end,
     DataGivenUp: CoordinatorState._data_given_up,
     BatchDigest: CoordinatorState._given,
+    BatchAnnounced: CoordinatorState._announced,
     RankFailed: CoordinatorState._failed,
     ScriptEnded: CoordinatorState._left,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ import xxhash
 
 from actorflow.data.source import content_hash
 from actorflow.distributed.messages import (
+    BatchAnnounced,
     BatchDigest,
     CheckpointBegun,
     CheckpointEnded,
@@ -76,6 +78,10 @@ class DistributedRun:
         hosts: the names of the ranks' hosts, by rank; none where all run on one.
         clock: seconds, monotonic.
 
+    Several plans may take turns in one run, each stepped by itself: all count its steps together.
+    Those of the others come by `join` and `take_turn`. What the coordinator grants is for the plan
+    that has the turn, and an abort for all of them.
+
     `asked` is why this rank asked for the end, if it did. `number` says which run of this process
     it is, from 1, once it has begun. `waited_ns` returns how long this rank has waited for others
     in collectives; `waits` is of all ranks, on the first one.
@@ -99,7 +105,11 @@ class DistributedRun:
         self.number = 0
         self.is_over = False
         self._member = member
-        self._obey, self._abort = obey, abort
+        # Guards who has the turn: the link's thread hears, a user's thread gives it to another.
+        self._lock = threading.RLock()
+        self._obey, self._aborts = obey, [abort]
+        self._newest: StepsGranted | None = None
+        self._num_announced = 0  # since the last step
         self._is_stepped = is_stepped
         self._fed, self._reached = 0, first_step
         self._other_end: int | None = None
@@ -110,6 +120,33 @@ class DistributedRun:
         self._member.begin_run(self)
         if self.asked:
             self.ask_stop(self.asked)
+
+    def join(self, abort: Callable[[BaseException], object]) -> None:
+        """Have a plan of the run ended with it, by `abort`, until it parts. Idempotent."""
+        self.part(abort)
+        self._aborts = [*self._aborts, abort]
+        if self._is_aborted and self._member.failure is not None:
+            abort(self._member.failure)
+
+    def part(self, abort: Callable[[BaseException], object]) -> None:
+        """Forget a plan of the run; no effect on one that is forgotten."""
+        self._aborts = [other for other in self._aborts if other != abort]
+
+    def take_turn(
+        self,
+        obey: Callable[[Instruction | OfCheckpoint], object],
+        begin: Callable[[], object],
+    ) -> None:
+        """Direct instructions to another plan from now on, which begins with what was granted.
+
+        `begin` is called between the last instruction to the plan that had the turn and the first
+        one to this.
+        """
+        with self._lock:
+            begin()
+            self._obey = obey
+            if self._newest is not None:
+                obey(self._newest)
 
     def report_data_ready(self, step: int) -> None:
         """Report that this rank has the data of a step, before it begins: more can be granted."""
@@ -130,8 +167,21 @@ class DistributedRun:
             self._report_batch, line, self.first_step, is_every=self._is_stepped
         )
 
-    def _report_batch(self, step: int, digest: int, line: str, written: int, wrote: str) -> None:
-        self._say(BatchDigest(self.number, step, digest, line, written, wrote))
+    def announce(self, step: int, batch: Mapping[str, Any]) -> None:
+        """Report for which batch of a step this rank opens a plan, before it waits for others.
+
+        A rank that makes that step on a plan that it has, for a batch of other types, would wait
+        for this one in turn.
+        """
+        self._num_announced += 1
+        self._say(BatchAnnounced(self.number, step, self._num_announced, batch_types(batch)))
+
+    def _report_batch(
+        self, step: int, digest: int, line: str, written: int, wrote: str, types: str
+    ) -> None:
+        count = self._num_announced
+        self._say(BatchDigest(self.number, step, digest, line, written, wrote, types, count))
+        self._num_announced = 0
 
     def data_ended(self, step: int, why: str = "") -> None:
         """Report that this rank has no data after a step, and the reason, if there is one."""
@@ -197,15 +247,19 @@ class DistributedRun:
             self._other_end = message.step
             self._compare()
             return
-        if isinstance(message, StepsGranted) and message.waits:
-            self.waits.take(self._clock(), unpack_waits(message.waits))
-        self._obey(message)
+        with self._lock:
+            if isinstance(message, StepsGranted):
+                self._newest = message
+                if message.waits:
+                    self.waits.take(self._clock(), unpack_waits(message.waits))
+            self._obey(message)
 
     def abort(self, error: BaseException) -> None:
         """End the run with an error, once."""
         if not (self._is_aborted or self.is_over):
             self._is_aborted = True
-            self._abort(error)
+            for abort in self._aborts:
+                abort(error)
 
     def report_failure(self, error: BaseException) -> BaseException:
         """Report an error to the other ranks; return the first error of the job, to be raised."""
@@ -237,6 +291,7 @@ _SAMPLE_BYTES = 1 << 16
 _FIRST_STEPS, _EVERY = 8, 16
 """The first steps of a run report digests of their batches; after them every n-th step does."""
 _BITS = (1 << 62) - 1
+_MOST_CHARACTERS = 1000
 
 
 NOTHING_WRITTEN = (0, "")
@@ -257,7 +312,7 @@ class BatchDigestReporter:
 
     def __init__(
         self,
-        tell: Callable[[int, int, str, int, str], object],
+        tell: Callable[[int, int, str, int, str, str], object],
         line: str,
         first_step: int,
         *,
@@ -273,7 +328,9 @@ class BatchDigestReporter:
         if self._is_every or step - self._first_step <= _FIRST_STEPS or step % _EVERY == 0:
             self._digest = digest_of(batch, self._digest)
             if is_last:
-                self._tell(step, self._digest & _BITS, self._line, *self.written)
+                # Where plans take turns, a batch of other types is one for another plan.
+                types = batch_types(batch) if self._is_every else ""
+                self._tell(step, self._digest & _BITS, self._line, *self.written, types)
         if is_last:
             self._digest = 0
 
@@ -294,6 +351,13 @@ def digest_of(batch: Mapping[str, Any], seed: int = 0) -> int:
             # memory's layout.
             hasher.update(_sample(array).reshape(-1).view(np.uint8).data)
     return int(hasher.intdigest())
+
+
+def batch_types(batch: Mapping[str, Any]) -> str:
+    """Return the types of a batch's arrays as text: "x float32[8, 256], y int32[8]"."""
+    arrays = [(name, as_array(batch[name])) for name in sorted(batch)]
+    texts = [f"{name} {a.dtype}{list(a.shape)}" for name, a in arrays if a is not None]
+    return ", ".join(texts)[:_MOST_CHARACTERS]
 
 
 def digest_of_state(values: Mapping[str, np.ndarray[Any, Any]]) -> int:

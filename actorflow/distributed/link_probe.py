@@ -122,7 +122,7 @@ class KeptLink:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            replace_regular(self.path, link.encode(), is_shared=True)
+            replace_regular(self.path, link.encode(), is_shared=True, mode=0o600)
         except OSError as error:
             logger.warning("the link between hosts is not kept: %s", error)
 

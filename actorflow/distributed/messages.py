@@ -191,6 +191,8 @@ class BatchDigest:
 
     `line` is the user's line that reads it, or nothing. `written` is the digest of the variables
     that the user has written since the step before, 0 for none, and `wrote` the last line that did.
+    `types` are those of its arrays, in a run whose steps are asked for one by one;
+    `num_announced` counts the plans that were opened for it.
     """
 
     run: Number
@@ -199,6 +201,22 @@ class BatchDigest:
     line: Words
     written: Number = 0
     wrote: Words = ""
+    types: Words = ""
+    num_announced: Number = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAnnounced:
+    """A rank has a batch of these types for a step, and opens a plan for it, which takes all ranks.
+
+    `number` counts what it has announced since the step before: what fails may be tried again with
+    another batch.
+    """
+
+    run: Number
+    step: Number
+    number: Number
+    types: Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +264,7 @@ FromRank = (
     | LastStarted
     | DataGivenUp
     | BatchDigest
+    | BatchAnnounced
     | DataRemains
     | RankFailed
     | ScriptEnded

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -85,8 +85,6 @@ class ProcessGroup:
         self.rank = rank
         self.is_first = rank == 0
         """Whether this is the rank that writes checkpoints."""
-        self.epoch = 1 if member is None else member.epoch
-        """How often the ranks of the job were started, this time counted; 1 without a launcher."""
         self.member = member
         self.host = "" if member is None else member.host
         """The name of its host, "" where all ranks run on one."""
@@ -109,11 +107,16 @@ class ProcessGroup:
         return self._gather(name, value)
 
     def communicator(
-        self, plan: Plan, settings: Settings, devices: Sequence[OpenDevice]
+        self,
+        plan: Plan,
+        settings: Settings,
+        devices: Sequence[OpenDevice],
+        beside: Callable[[], Communicator] | None = None,
     ) -> Communicator | None:
         """Return a new end of the transport to the other ranks, where a plan meets them.
 
-        `devices` are open. Raises DeviceError where there can be none.
+        `devices` are open. `beside` makes it for a plan that takes turns with others. Raises
+        DeviceError where there can be none.
         """
         meeting = {
             plan.streams[actor.stream].device: plan.sources[actor.launches[0].source]
@@ -130,6 +133,8 @@ class ProcessGroup:
                 " through host memory, or between one GPU each: leave out device=, devices= and"
                 ' ACTORFLOW_DEVICE, or mesh=, or give device="cuda"'
             )
+        if beside is not None:
+            return beside()
         # 0 stands for ever in the settings; the transport takes a deadline in any case.
         wait_s = settings.rank_seconds or MOST_SECONDS
         # Imported late: a plan without collectives needs no compiler on the machine.
@@ -305,11 +310,16 @@ def check_same_data(group: ProcessGroup, source: DataSource, seed: int, what: st
     _check_equal("seed", [row[2] for row in rows], "give all ranks the same seed")
 
 
-def check_same_steps(group: ProcessGroup, steps: int | None) -> None:
-    """Check that all ranks are asked for as many steps. Raises CompileError on every rank."""
+def check_same_steps(group: ProcessGroup, steps: int | None, resume: str = "") -> None:
+    """Check that all ranks are asked for as many steps, and to resume in one way.
+
+    Raises CompileError on every rank.
+    """
     if group is not SINGLE_PROCESS:
-        rows = group.all_gather_object("steps", steps)
-        _check_equal("steps", rows, "give all ranks the same steps=, for each step takes all ranks")
+        rows = _rows(group.all_gather_object("steps", (steps, resume)))
+        mend = "give all ranks the same steps=, for each step takes all ranks"
+        _check_equal("steps", [row[0] for row in rows], mend)
+        _check_equal("resume", [row[1] for row in rows], "give all ranks the same resume=")
 
 
 def check_same_values(

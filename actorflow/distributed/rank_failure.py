@@ -87,15 +87,33 @@ def listed(ranks: tuple[int, ...]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def other_batch(rank: int, other: int, given: BatchDigest) -> RankFailure:
-    """Return the failure of a rank that was given another batch than the other one."""
+def other_batch(rank: int, other: int, given: BatchDigest, before: BatchDigest) -> RankFailure:
+    """Return the failure of a rank that was `given` another batch than the other one, `before`."""
     where = f" ({given.line})" if given.line else ""
+    if given.types != before.types:
+        return other_types(rank, other, given.step, (given.types, before.types), given.line)
     return RankFailure(
         rank,
         f"was given another batch for step {given.step}{where} than rank {other}: every rank gives"
         " the whole batch of all ranks, of which each takes its part. Do not shard the data, nor"
         " draw or shuffle it by RANK: the same batches, from the same seed, on all ranks",
         line=given.line,
+    )
+
+
+def other_types(
+    rank: int, other: int, step: int, types: tuple[str, str], line: str = ""
+) -> RankFailure:
+    """Return the failure of a rank that was given a batch of other types than the other one.
+
+    `types` are those of both.
+    """
+    where = f" ({line})" if line else ""
+    return RankFailure(
+        rank,
+        f"was given a batch of other types for step {step}{where} than rank {other}: {types[0]},"
+        f" and {types[1]}; give all ranks the same batches in one order",
+        line=line,
     )
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -104,6 +105,9 @@ def saved_pieces(
 T = TypeVar("T")
 
 
+LAST_WAIT_S = 10.0
+"""How long a rank whose run has failed waits for what others do for the checkpoint under way."""
+
 _NOTHING = WrittenPieces((), (), has_nan=False)
 
 
@@ -171,6 +175,8 @@ class SaveVotes:
         self._answered = -1
         """The step for which a report was answered: the coordinator is awake."""
         self._why: str | None = None
+        self._last_why: tuple[float, str] | None = None
+        """When patience ends, on the clock of time.monotonic, and why it does."""
 
     def hear(self, message: OfCheckpoint) -> None:
         """Take what the coordinator says. Does not block for long."""
@@ -190,6 +196,17 @@ class SaveVotes:
         """Make every wait, now or later, raise PeerFailed. The first reason counts."""
         with self._changed:
             self._why = why if self._why is None else self._why
+            self._changed.notify_all()
+
+    def hurry(self, why: str, wait_s: float = LAST_WAIT_S) -> None:
+        """Make every wait, now or later, raise PeerFailed so many seconds from now.
+
+        For a rank whose run has failed: the checkpoint that is being written is worth a little
+        patience, but a rank that has not come to it yet may be waiting for this one.
+        """
+        with self._changed:
+            if self._last_why is None:
+                self._last_why = time.monotonic() + wait_s, why
             self._changed.notify_all()
 
     def wait_begun(self, step: int) -> str | None:
@@ -239,7 +256,11 @@ class SaveVotes:
                     return came
                 if not is_final and self._answered == step:
                     is_final, left_s = True, self._wait_s / 2
-                if not self._changed.wait(left_s):
+                if self._last_why is not None:
+                    until_s, why = self._last_why
+                    if not self._changed.wait(max(0.0, until_s - time.monotonic())):
+                        raise PeerFailed(why)
+                elif not self._changed.wait(left_s) and self._last_why is None:
                     # Whose fault it is, the coordinator knows: it aborts the job, or they come.
                     seconds, left_s = math.ceil(self._wait_s), None
                     self.teller.checkpoint_timed_out(step, seconds, is_final=is_final)

@@ -8,18 +8,23 @@ that are bound to their addresses.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 
-from actors.kernels.common.host_memory import address, allocate
-from actors.machine.protocol import Array
-from compiler.contract.placement import Memory
+import numpy as np
+
+from actorflow.tensor.tracer import find_source
+from actors.kernels.common.host_memory import address
+from actors.machine.protocol import Block, FullDevice
+from compiler.contract.errors import OutOfMemory
+from memory.report import format_bytes
 
 _ALIGNMENT = 64
 
 _ROOM_BYTES = 64 << 20
 """What a pool may hold beside twice what was in use at once."""
 
-_Free = list[tuple[int, Array]]
+_Free = list[tuple[int, Block]]
 """A heap by address."""
 
 
@@ -28,7 +33,7 @@ class PoolBlock:
 
     __slots__ = ("_home", "address", "memory")
 
-    def __init__(self, memory: Array, address: int, home: _Free) -> None:
+    def __init__(self, memory: Block, address: int, home: _Free) -> None:
         self.memory = memory
         self.address = address
         self._home = home
@@ -41,10 +46,14 @@ class Pool:
     """Free blocks by size. `generation` counts how often they were let go.
 
     What is bound to blocks of an earlier generation keeps them alive, and is to be dropped.
+
+    Args:
+        allocate: returns a block of so many bytes, aligned so, in the memory of a device.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Callable[[int, int], Block]) -> None:
         self.generation = 0
+        self._allocate = allocate
         self._free: dict[int, _Free] = {}
         self._total_bytes = 0
         self._most_used_bytes = 0
@@ -67,5 +76,13 @@ class Pool:
             self._free = {}
             self.generation += 1
             self._total_bytes = self._most_used_bytes = used
-        memory = allocate(size, _ALIGNMENT, Memory.HOST)
-        return PoolBlock(memory, address(memory), self._free.setdefault(size, []))
+        try:
+            memory = self._allocate(size, _ALIGNMENT)
+        except FullDevice as error:
+            raise OutOfMemory(
+                f"{find_source()}: an eager value needs {format_bytes(size)} of a GPU, of which"
+                f" {format_bytes(error.free_bytes)} are free; let go of tensors that are not needed"
+                " any more, or detach them from what led to them"
+            ) from error
+        at = address(memory) if isinstance(memory, np.ndarray) else memory.address
+        return PoolBlock(memory, at, self._free.setdefault(size, []))

@@ -30,8 +30,10 @@ from actorflow.tensor.probes import ProbeEvent, fire
 from actorflow.tensor.tracer import InitSpec, Trace, find_source
 from actors.kernels.host import catalogue
 from actors.kernels.library.launch import NativeError
+from actors.machine.protocol import DeviceFault
 from compiler.contract.attrs import NO_ATTRS, Attrs, AttrValue
 from compiler.contract.errors import CompileError, InternalError
+from compiler.contract.placement import Device
 from compiler.contract.probe import ProbeKind, TensorProbe
 from compiler.contract.sbp import Layout
 from compiler.contract.types import (
@@ -64,8 +66,9 @@ class EagerBuilder(GraphBuilder):
     ) -> tuple[ValueId, ...]:
         """Compute an op. Raises CompileError on wrong input types."""
         its = attrs if isinstance(attrs, Attrs) else Attrs(attrs)
-        place = self._scope, self._source, self._phase
-        return cast("tuple[ValueId, ...]", self.run(op, its, _values(inputs), place))
+        scope, source, phase, *_ = self.place
+        values = self.run(op, its, _values(inputs), (scope, source, phase))
+        return cast("tuple[ValueId, ...]", values)
 
     def run(
         self,
@@ -86,6 +89,11 @@ class EagerBuilder(GraphBuilder):
             raise CompileError(
                 f"{place[1]}: {op}({operands}){_in_scope(place[0])}: {error}"
             ) from error.__cause__
+        except DeviceFault as error:
+            # A GPU that has failed says the same of every later op: the first one is at fault.
+            where = f"{place[1]}: {op}{_in_scope(place[0])}"
+            self.kernels.failed_at = self.kernels.failed_at or where
+            raise CompileError(f"{self.kernels.failed_at}: {error}") from error
         except (NativeError, IndexError) as error:
             raise CompileError(f"{place[1]}: {op}{_in_scope(place[0])}: {error}") from error
         kept = inputs if call.has_gradient else ()
@@ -109,7 +117,7 @@ class EagerBuilder(GraphBuilder):
         self, op: Op, attrs: Attrs, stored: ValueStorage, source: SourceLocation
     ) -> EagerValue:
         """Return a value that no op has made."""
-        place = self._scope, source, Phase.FORWARD
+        place = self.place[0], source, Phase.FORWARD
         return EagerValue(OpRecord(op, attrs, (), (stored.form.type,), (stored,), place), 0)
 
     def gradients(
@@ -159,9 +167,11 @@ def _in_scope(scope: str) -> str:
 class Engine:
     """What a thread computes eager values with: its kernels, and the gradients that it had."""
 
-    def __init__(self, settings: Settings, identity: str, *, deterministic: bool) -> None:
+    def __init__(
+        self, settings: Settings, identity: str, device: Device, *, deterministic: bool
+    ) -> None:
         self.key = settings, identity, deterministic
-        self.kernels = Kernels(settings, deterministic=deterministic)
+        self.kernels = Kernels(settings, device, deterministic=deterministic)
         self.gradients = GradientCache()
         # Launches hold handles of libraries, which are gone when Python clears what is left.
         atexit.register(_forget_calls, weakref.ref(self.kernels))
@@ -174,18 +184,25 @@ def _forget_calls(kernels: weakref.ref[Kernels]) -> None:
 
 
 class _Engines(threading.local):
-    engine: Engine | None = None
+    def __init__(self) -> None:
+        self.by_device: dict[Device, Engine] = {}
 
 
 _ENGINES = _Engines()
-"""The engine of each thread: launches share scratch, and are bound to addresses of its blocks."""
+"""The engines of each thread: launches share scratch, and are bound to addresses of its blocks."""
 
 
-def engine_of_thread(settings: Settings, *, deterministic: bool) -> Engine:
-    """Return the engine of this thread for some settings, and the kernels registered now."""
-    engine, identity = _ENGINES.engine, catalogue.identity()
-    if engine is None or engine.key != (settings, identity, deterministic):
-        engine = _ENGINES.engine = Engine(settings, identity, deterministic=deterministic)
+def engine_of_thread(settings: Settings, device: Device, *, deterministic: bool) -> Engine:
+    """Return the engine of this thread for some settings, and the kernels registered now.
+
+    Raises CompileError or DeviceError for a device that is not here.
+    """
+    engines, identity = _ENGINES.by_device, catalogue.identity()
+    engine = engines.get(device)
+    is_current = engine is not None and engine.key == (settings, identity, deterministic)
+    if engine is None or not is_current or engine.kernels.failed_at:
+        engine = Engine(settings, identity, device, deterministic=deterministic)
+        engines[device] = engine
     return engine
 
 
@@ -326,7 +343,9 @@ class EagerTrace(Trace):
             return super().captured(tensor)
         value = _value(tensor._value)
         if value not in self._captured:
-            stored = tensor._trace.builder.stored(value)
+            stored, kernels = tensor._trace.builder.stored(value), tensor._trace.builder.kernels
+            if kernels is not self.builder.kernels:  # of another device, or another thread
+                stored = self.builder.kernels.store(value.type, kernels.read(stored))
             self._captured[value] = _value(self._leaf(INPUT, "", value.type, stored))
         return cast("ValueId", self._captured[value])
 
@@ -365,14 +384,14 @@ class EagerTrace(Trace):
 
     def bits(self, value: ValueId) -> Array:
         """Return the elements of a value as they lie; bfloat16 as uint16."""
-        return self.builder.stored(_value(value)).array
+        return self.builder.kernels.read(self.builder.stored(_value(value)))
 
     def dense(self, value: ValueId) -> ValueStorage:
         """Return where a value lies, or a dense copy of it."""
         its = _value(value)
         stored, kernels = self.builder.stored(its), self.builder.kernels
         is_dense = stored.form is kernels.dense(its.type)
-        return stored if is_dense else kernels.store(its.type, stored.array)
+        return stored if is_dense else kernels.store(its.type, kernels.read(stored))
 
     def _of_model(self, name: str, stored: ModelTensor) -> ValueId:
         cell = stored.cell

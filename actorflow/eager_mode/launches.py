@@ -1,40 +1,48 @@
 """The launches of one op: planned once for each kind of call, bound once for each set of addresses.
 
 A call is an op, its attributes, and how its operands lie. Its launches are those of the plan
-without fusion (`compiler.pipeline.unfused`), with the kernels that the host's catalogue chooses; of
+without fusion (`compiler.pipeline.unfused`), with the kernels that the device's target chooses; of
 a view there is none. To bind a kernel takes longer than to run a small one, so launches are kept
 by the addresses of their operands, which come again in a loop (`blocks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import cast
+from random import Random
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from actorflow.compile.targets import HostTarget, operands_of_call
+from actorflow.compile.hardware import target_for
 from actorflow.eager_mode.blocks import Pool, PoolBlock
+from actorflow.environment.host import cudnn_for, gpu_for
 from actorflow.environment.native import kernel_choice_lock
 from actorflow.environment.settings import Settings
-from actors.kernels.common.host_memory import allocate, view_on
-from actors.kernels.common.kernel import ALIGNMENT_BYTES, HostPlan, in_sequence, require_plan
+from actors.device.host import HostDevice
+from actors.kernels.common.kernel import ALIGNMENT_BYTES, in_sequence
 from actors.kernels.host import catalogue
-from actors.kernels.library.launch import NativeLaunch, merge_native_launches
-from actors.machine.protocol import Array, Launch
-from compiler.contract.attrs import Attrs
-from compiler.contract.placement import HOST, Memory
-from compiler.contract.types import MOST_ELEMENTS, TensorType, ValueId, numpy_dtype
+from actors.kernels.library.launch import NativeLaunch
+from actors.machine.protocol import Array, Block, Launch, OpenDevice, PlacedArray
+from compiler.contract.attrs import Attrs, PlainValue
+from compiler.contract.placement import HOST, Device
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import Arena
+from compiler.contract.types import MOST_ELEMENTS, DType, TensorType, ValueId, numpy_dtype
 from compiler.graph.graph import Graph, Node
-from compiler.graph.registry import Layout, Op, OpTypeError, infer_type, kernel_op, view
+from compiler.graph.registry import Layout, Op, OpTypeError, infer_type, view
 from compiler.graph.target import CompileOptions, KernelCall, one_device
 from compiler.ops.language.program_ops import FUSED
 from compiler.ops.primitives.shape import STOP_GRADIENT
 from compiler.ops.primitives.sources import CONSTANT, INPUT, declared_type
 from compiler.pipeline.unfused import LoneOperand, lone_op
 from compiler.storage.storage import assign_storage, call_of, dense_layout, is_dense
+
+if TYPE_CHECKING:
+    from actors.kernels.common.kernel import HostKernel
+    from actors.kernels.cuda.kernel import CudaKernel
 
 _MOST_CALLS = 4096
 """Kinds of calls that are kept; a loop over ever other sizes begins anew then."""
@@ -63,13 +71,6 @@ class ValueStorage:
     offset_bytes: int
     form: ValueLayout
 
-    @property
-    def array(self) -> Array:
-        """The bytes as an array; bfloat16 as uint16."""
-        form = self.form
-        offset = self.offset_bytes + form.layout.offset_bytes
-        return view_on(self.block.memory, offset, form.type, form.layout.strides_bytes)
-
 
 @dataclass(frozen=True, slots=True)
 class PlacedOperand:
@@ -84,9 +85,11 @@ class PlacedOperand:
 class PlannedLaunch:
     """A launch of a call before it has addresses."""
 
-    plan: HostPlan
+    kernel: str
+    attrs: Attrs
     inputs: tuple[PlacedOperand, ...]
     outputs: tuple[PlacedOperand, ...]
+    workspace_bytes: int
 
 
 @dataclass(slots=True)
@@ -99,7 +102,7 @@ class OpCall:
         view: of a view, where its output lies and how far into what it shows; then it has no more.
         forms: of the outputs.
         sizes: bytes of the blocks that a run takes: of the outputs, then of what lies between.
-        copies: bytes that are copied before the launches, from base to base.
+        copies: what is copied before the launches: from base to base, so many bytes.
         bound: launches by addresses.
     """
 
@@ -108,25 +111,36 @@ class OpCall:
     view: tuple[ValueLayout, int] | None = None
     forms: tuple[ValueLayout, ...] = ()
     sizes: tuple[int, ...] = ()
-    constants: tuple[Array, ...] = ()
+    constants: tuple[Block, ...] = ()
     launches: tuple[PlannedLaunch, ...] = ()
-    copies: tuple[tuple[int, int], ...] = ()
+    copies: tuple[tuple[int, int, int], ...] = ()
     bound: dict[tuple[int, ...], Launch] = field(default_factory=dict)
 
 
 class Kernels:
-    """What computes eager values, in one thread, with the kernels that settings ask for."""
+    """What computes eager values, in one thread, with the kernels that settings ask for.
 
-    def __init__(self, settings: Settings, *, deterministic: bool) -> None:
-        self.pool = Pool()
+    `failed_at` is the user's line and the op at which its GPU failed, "" as long as it did not.
+    Raises CompileError or DeviceError for a device that is not here.
+    """
+
+    def __init__(self, settings: Settings, device: Device = HOST, *, deterministic: bool) -> None:
+        gpu = gpu_for((device,), None, settings)
+        self._target = target_for(device, gpu, cudnn_for(settings) if gpu else None)
+        opened, self._kernels = _opened(device, gpu, settings, deterministic=deterministic)
+        self._device = opened
+        self._stream = opened.make_stream("eager")
+        self._memory = device.place.memory
+        self.pool = Pool(partial(opened.allocate, memory=self._memory))
         self._settings, self._deterministic = settings, deterministic
         self._options = CompileOptions("eager", is_training=False, verify=settings.verify)
-        self._hardware = one_device(HostTarget())
+        self._hardware = one_device(self._target, device)
         self._forms: dict[TensorType, ValueLayout] = {}
         self._calls: dict[tuple[Op, Attrs, tuple[ValueLayout, ...]], OpCall] = {}
         self._generation = 0
         self._constants: dict[Attrs, ValueStorage] = {}
-        self._scratch: Array = np.empty(0, np.uint8)
+        self._scratch: tuple[int, Block] = (0, None)
+        self.failed_at = ""
 
     def forget(self) -> None:
         """Let go of all that is planned and bound."""
@@ -143,8 +157,19 @@ class Kernels:
     def store(self, type_: TensorType, array: Array) -> ValueStorage:
         """Return a copy of an array, of bits for bfloat16."""
         stored = ValueStorage(self.pool.allocate(type_.size_bytes), 0, self.dense(type_))
-        np.copyto(stored.array, array)
+        self._device.write(self._window(stored), array)
         return stored
+
+    def read(self, stored: ValueStorage) -> Array:
+        """Return the bytes of a value as an array, bfloat16 as uint16: of a GPU a copy."""
+        window = self._window(stored)
+        return window if isinstance(window, np.ndarray) else self._device.read(window)
+
+    def _window(self, stored: ValueStorage) -> PlacedArray:
+        form = stored.form
+        offset = stored.offset_bytes + form.layout.offset_bytes
+        strides = form.layout.strides_bytes
+        return self._device.view(stored.block.memory, offset, form.type, strides)
 
     def constant(self, attrs: Attrs) -> ValueStorage:
         """Return what a node `constant` holds; those of one element are kept."""
@@ -214,10 +239,31 @@ class Kernels:
                 return call
         operands = [form.operand for form in forms]
         graph = lone_op(op, attrs, operands, self._hardware, self._options)
-        with kernel_choice_lock(self._settings, (HOST,), deterministic=self._deterministic):
-            plan_launches(call, graph, len(forms))
+        devices = self._hardware.devices
+        with kernel_choice_lock(self._settings, devices, deterministic=self._deterministic):
+            self._plan_launches(call, graph, len(forms))
         call.forms = tuple([self.dense(type_) for type_ in call.types])
         return call
+
+    def _plan_launches(self, call: OpCall, graph: Graph, num_inputs: int) -> None:
+        """Plan the launches of a lone op. Raises LookupError where the device has no kernel."""
+        places = _Bytes(graph, num_inputs)
+        launches: list[PlannedLaunch] = []
+        for node in places.launches():
+            info = self._target.query(places.call_of(node))
+            # A program reads an operand before it writes what lies over it, wherever that is.
+            is_program = self._kernels[info.kernel].op == FUSED.name
+            over = {} if is_program else {i: node.outputs[out] for out, i in node.writes}
+            inputs = [
+                places.copy_over(value, over[i]) if i in over else places.operand(value)
+                for i, value in enumerate(node.inputs)
+            ]
+            outputs = [places.operand(value) for value in node.outputs]
+            operands = tuple(inputs), tuple(outputs)
+            launches.append(PlannedLaunch(info.kernel, node.attrs, *operands, info.workspace_bytes))
+        call.launches, call.copies = tuple(launches), tuple(places.copies)
+        call.sizes = tuple(places.sizes)
+        call.constants = tuple([self._constant_of(data) for data in places.constants])
 
     def _seen(
         self, form: ValueLayout, op: Op, attrs: Attrs, type_: TensorType, layout: Layout
@@ -239,31 +285,71 @@ class Kernels:
         bases += [(block.memory, 0) for block in blocks]
         bases += [(memory, 0) for memory in reversed(call.constants)]
 
-        def window(operand: PlacedOperand) -> Array:
+        def window(operand: PlacedOperand) -> PlacedArray:
             memory, begin = bases[operand.base]
-            layout = operand.layout
-            return view_on(memory, begin + layout.offset_bytes, operand.type, layout.strides_bytes)
+            layout, offset = operand.layout, begin + operand.layout.offset_bytes
+            return device.view(memory, offset, operand.type, layout.strides_bytes)
 
-        chain: list[Launch] = []
-        for source, target in call.copies:
-            (memory, begin), (copy, _) = bases[source], bases[target]
-            chain.append(partial(np.copyto, copy, memory[begin : begin + copy.size]))
+        device, chain = self._device, list[Launch]()
+        for source, target, size in call.copies:
+            ends = [device.view(*bases[base], _bytes(size), (1,)) for base in (source, target)]
+            chain.append(partial(self._copy, *ends))
         for launch in call.launches:
             reads = tuple([window(x) for x in launch.inputs])
             makes = tuple([window(x) for x in launch.outputs])
-            size = launch.plan.needs.workspace_bytes
-            workspace = self._scratch_of(size) if size else None
-            chain.append(launch.plan.bind(reads, makes, workspace))
-        if all([isinstance(launch, NativeLaunch) for launch in chain]):
-            return in_sequence(merge_native_launches(tuple(chain)))
-        return partial(_quietly, in_sequence(chain))
+            types = tuple([x.type for x in (*launch.inputs, *launch.outputs)])
+            workspace = self._scratch_of(launch.workspace_bytes)
+            attrs = launch.attrs
+            chain.append(device.bind(launch.kernel, attrs, reads, makes, workspace, types))
+        whole = in_sequence(device.bind_chain(self._stream, tuple(chain)))
+        is_quiet = all([isinstance(launch, NativeLaunch) for launch in chain])
+        return whole if is_quiet else partial(_quietly, whole)
 
-    def _scratch_of(self, size_bytes: int) -> Array:
+    def _copy(self, source: PlacedArray, target: PlacedArray) -> None:
+        self._device.write(target, self._device.read(source))
+
+    def _constant_of(self, data: Array) -> Block:
+        """Return a block with some bytes."""
+        block = self._device.allocate(data.size, ALIGNMENT_BYTES, self._memory)
+        self._device.write(self._device.view(block, 0, _bytes(data.size), (1,)), data)
+        return block
+
+    def _scratch_of(self, size_bytes: int) -> PlacedArray | None:
         """Return scratch, which all launches share: each is done before the next one begins."""
-        if size_bytes > self._scratch.size:
-            self._scratch = allocate(2 * size_bytes, ALIGNMENT_BYTES, Memory.HOST)
+        if not size_bytes:
+            return None
+        if size_bytes > self._scratch[0]:
+            block = self._device.allocate(2 * size_bytes, ALIGNMENT_BYTES, self._memory)
+            self._scratch = 2 * size_bytes, block
             self.pool.generation += 1  # what is bound to the smaller one would keep it
-        return self._scratch[:size_bytes]
+        return self._device.view(self._scratch[1], 0, _bytes(size_bytes), (1,))
+
+
+def _bytes(size: int) -> TensorType:
+    return TensorType(DType.UINT8, (size,))
+
+
+def _opened(
+    device: Device, gpu: str, settings: Settings, *, deterministic: bool
+) -> tuple[OpenDevice, Mapping[str, HostKernel | CudaKernel]]:
+    """Open the host, or a GPU whose launches are waited for one by one; return its kernels, too.
+
+    A GPU is opened as for a plan that has nothing on it yet.
+    """
+    if device == HOST:
+        kernels = catalogue.kernels_by_name()
+        return HostDevice(kernels), kernels
+    # Late: whoever has no GPU loads nothing that speaks to CUDA.
+    from actorflow.run.open_gpus import open_gpus
+    from actors.kernels.cuda.catalogue import kernels_by_name
+    from actors.testing.simulated import LateSchedule
+
+    options: tuple[tuple[str, PlainValue], ...] = (("gpu", gpu), ("deterministic", deterministic))
+    arenas = (Arena(device, device.place.memory, 0, 1),)
+    plan = Plan("eager", (), arenas, (), (), (), (), (), (), (), (), "", "", options)
+    schedule = LateSchedule(Random(settings.sim_seed))
+    (opened,) = open_gpus(plan, [device.index], replace(settings, sync=True), schedule)
+    return opened, kernels_by_name(gpu)
 
 
 def _quietly(launch: Launch) -> None:
@@ -282,7 +368,7 @@ class _Bytes:
     def __init__(self, graph: Graph, num_inputs: int) -> None:
         self.sizes: list[int] = []
         self.constants: list[Array] = []
-        self.copies: list[tuple[int, int]] = []
+        self.copies: list[tuple[int, int, int]] = []
         self._graph, self._storage = graph, assign_storage(graph)
         self._num_inputs = num_inputs
         self._base: dict[ValueId, int] = {}
@@ -308,9 +394,10 @@ class _Bytes:
 
     def copy_over(self, value: ValueId, output: ValueId) -> PlacedOperand:
         """Return an input of an update as it lies in the bytes of an output, copied there."""
-        pair = self._base[self._root(value)], self._place(output)
-        self.copies.append(pair)
-        return PlacedOperand(pair[1], self._graph.types[value], self._storage.layout[value])
+        base = self._place(output)
+        size = self.sizes[base - self._num_inputs]
+        self.copies.append((self._base[self._root(value)], base, size))
+        return PlacedOperand(base, self._graph.types[value], self._storage.layout[value])
 
     def call_of(self, node: Node) -> KernelCall:
         """Return what the target is asked of a launch."""
@@ -330,26 +417,3 @@ class _Bytes:
         memory = np.frombuffer(cast("bytes", node.attrs["data"]), np.uint8)
         self.constants.append(memory)
         self._base[node.outputs[0]] = -len(self.constants)
-
-
-def plan_launches(call: OpCall, graph: Graph, num_inputs: int) -> None:
-    """Plan the launches of a lone op. Raises LookupError where the host has no kernel."""
-    places = _Bytes(graph, num_inputs)
-    kernels = catalogue.kernels_by_name()
-    launches: list[PlannedLaunch] = []
-    for node in places.launches():
-        operands = operands_of_call(places.call_of(node))
-        family = kernel_op.get(node.op)
-        name, _ = catalogue.select_kernel(node.op.name, node.attrs, *operands, family)
-        plan = require_plan(kernels[name], node.attrs, *operands)
-        # A program reads an operand before it writes what lies over it, wherever that is.
-        is_program = kernels[name].op == FUSED.name
-        over = {} if is_program else {i: node.outputs[out] for out, i in node.writes}
-        inputs = [
-            places.copy_over(value, over[i]) if i in over else places.operand(value)
-            for i, value in enumerate(node.inputs)
-        ]
-        outputs = [places.operand(value) for value in node.outputs]
-        launches.append(PlannedLaunch(plan, tuple(inputs), tuple(outputs)))
-    call.launches, call.copies = tuple(launches), tuple(places.copies)
-    call.sizes, call.constants = tuple(places.sizes), tuple(places.constants)

@@ -8,21 +8,23 @@ that writes a variable. Nothing is written in place: a step that fails has chang
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 
+from actorflow.callbacks.protocol import Metrics
+from actorflow.data import spec_of
 from actorflow.eager_mode.eager_trace import Copies, EagerTrace
 from actorflow.eager_mode.launches import ValueStorage
-from actorflow.eager_mode.region import counters, open_trace
+from actorflow.eager_mode.region import arrays_of, counters, open_trace
 from actorflow.eager_mode.tape import Tape, evaluate
 from actorflow.eager_mode.values import EagerValue
+from actorflow.metrics.totals import Outputs, columns_of
 from actorflow.nn.lease import lease, make_claim
-from actorflow.nn.module import Module, initialise
+from actorflow.nn.module import ByIdentity, Module, initialise
 from actorflow.options.job_options import JobOptions
-from actorflow.options.run_spec import Metrics
 from actorflow.tensor.literals import dtype_named
 from actorflow.tensor.tracer import find_source, recording
 from actorflow.trace.job_graph import Function, add_step
@@ -46,8 +48,25 @@ class EagerJob:
     function: Function
     options: JobOptions
 
-    def check(self, devices: tuple[Device, ...]) -> None:
-        """Raise CompileError for what no eager step does yet."""
+    def checked(self, devices: tuple[Device, ...], batch: Mapping[str, Any]) -> dict[str, Array]:
+        """Return the arrays of a batch. Raises CompileError for what no eager step does yet."""
+        self._check(devices)
+        arrays = arrays_of(batch)
+        spec_of(arrays, f"{find_source()}: eager_step of job {self.name!r}")
+        return arrays
+
+    def opened(self, model: Module, models: ByIdentity[Any]) -> EagerModel:
+        """Return the model as it is stepped eagerly, in the place of a plan that is open for it."""
+        opened = models.get(model)
+        if isinstance(opened, EagerModel):
+            return opened
+        left = {} if opened is None else opened.close()
+        models.pop(model)
+        eager = EagerModel(self, model, left)
+        models.set(model, eager)
+        return eager
+
+    def _check(self, devices: tuple[Device, ...]) -> None:
         options = self.options
         allowed = {
             f"has mesh={options.mesh}, expected one rank": not options.has_ranks,
@@ -78,6 +97,19 @@ class EagerModel:
         self._left = {name: array for name, array in left.items() if name not in stored}
         self._state: dict[str, ValueStorage] = {}
         self._copies: Copies = {}
+        # Reads where values lie; set with the first of them.
+        self._read: Callable[[ValueStorage], Array] = lambda stored: np.empty(0)
+
+    def select(self, stamp: object) -> bool:
+        """Return that there is no plan of a reading."""
+        return False
+
+    def take_up(self, now: ModelSignature) -> bool:
+        """Return that there is no plan of a graph."""
+        return False
+
+    def announce(self, batch: Mapping[str, Array]) -> None:
+        """Tell nobody: no other rank steps eagerly."""
 
     def step(self, batches: Sequence[Mapping[str, Array]]) -> Metrics:
         """Run one step on its one batch and return its outputs."""
@@ -93,7 +125,8 @@ class EagerModel:
             with recording(trace):
                 add_step(trace, self._job.name, self._job.function, options, model)
                 outputs, news = _EagerStep(trace, options).run()
-            metrics = {name: _metric(trace.read(value)) for name, value in outputs.items()}
+            computed = {name: _metric(trace.read(value)) for name, value in outputs.items()}
+            metrics = Outputs(computed, columns_of(computed))
             written = self._take(trace, news)
         finally:
             if held is not None:
@@ -105,8 +138,8 @@ class EagerModel:
 
     def variables(self) -> dict[str, Array]:
         """Return the state by name: read-only copies."""
-        arrays = {name: np.array(stored.array) for name, stored in self._state.items()}
-        arrays |= {n: np.array(copy.array) for n, (_, copy) in self._copies.items()}
+        stored = self._state | {n: copy for n, (_, copy) in self._copies.items()}
+        arrays = {name: np.array(self._read(one)) for name, one in stored.items()}
         return {**self._left, **arrays}
 
     def close(self) -> dict[str, Array]:
@@ -118,6 +151,7 @@ class EagerModel:
         trace = open_trace(
             batch,
             model,
+            HOST,
             deterministic=options.deterministic,
             is_training=options.train,
             keeps_assignments=False,
@@ -125,7 +159,7 @@ class EagerModel:
             seed=options.effective_seed,
             copies=self._copies,
         )
-        store = trace.builder.kernels.store
+        store, self._read = trace.builder.kernels.store, trace.builder.kernels.read
         if not self._state:
             self._state = counters(store, options.effective_seed, 0)
             trace.state |= self._state
@@ -141,7 +175,7 @@ class EagerModel:
         state = {name: trace.dense(value) for name, value in news.items()}
         written: dict[str, Array] = {}
         for name in state.keys() & parameters.keys():
-            array = np.array(state[name].array)
+            array = np.array(self._read(state[name]))
             array.flags.writeable = False
             written[name] = array
         copies = {name: (array, state.pop(name)) for name, array in written.items()}

@@ -8,6 +8,7 @@ the same answers, so this room stands below all of them.
 settings.py         the table of ACTORFLOW_* variables, `Settings`, the logger, `collector_paused`
 option_values.py    values that users write: checked fields, patterns over paths, sizes in bytes
 host.py             what `actorflow doctor` sees of the machine; the GPU and the threads of a plan
+kernel_times.py     a convolution and a product by numpy's kernels and by native ones
 native.py           native kernels turned on and off, and what the C compiler refuses
 
 May import compiler.contract and, of actors, machine, device.cuda and kernels.{common, cuda, host,

@@ -30,7 +30,8 @@ from actors.kernels.library.openblas import (
     blas_without_variables,
     loaded_blas,
 )
-from actors.kernels.library.runtime import CompilerError, Toolchain, find_toolchain
+from actors.kernels.library.toolchain import CompilerError, Toolchain, find_toolchain
+from actors.kernels.library.toolchain import processor as processor_and_flags
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import Device, DeviceKind
 from compiler.contract.plan import Plan
@@ -202,7 +203,7 @@ class KernelHost:
 def kernel_host(environ: Mapping[str, str]) -> KernelHost:
     """Return what decides the bits of kernels here; it starts the C compiler once."""
     toolchain = find_toolchain(environ, None)
-    flags = {word for word in runtime.processor().split() if _INSTRUCTIONS.match(word)}
+    flags = {word for word in processor_and_flags().split() if _INSTRUCTIONS.match(word)}
     libraries = [f"{name} {_version(name)}" for name in _OF_KERNELS if _version(name)]
     compiler = "" if toolchain is None else toolchain.version.partition("\n")[0]
     return KernelHost(processor(), " ".join(sorted(flags)), compiler, ", ".join(libraries))

@@ -7,19 +7,23 @@ compiler, a compiler that refuses our runtime, a function or a file of a plan th
 from __future__ import annotations
 
 import functools
+import logging
 import os
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 from actorflow.environment.host import usable_cores
 from actorflow.environment.settings import Settings, logger
 from actors.kernels.common.files import distrust_of_folder
 from actors.kernels.host.catalogue import prepare_plan
-from actors.kernels.library import onednn, runtime, tuning
-from actors.kernels.library.runtime import CompilerError, Toolchain, find_toolchain
+from actors.kernels.library import onednn, openblas, runtime, tuning
+from actors.kernels.library.toolchain import CompilerError, Toolchain, builds, find_toolchain
 from actors.machine.errors import forkable_lock
-from compiler.contract.errors import InternalError
+from compiler.contract.errors import CompileError, InternalError
 from compiler.contract.placement import HOST, Device, DeviceKind
 from compiler.contract.plan import Plan
 
@@ -44,9 +48,35 @@ def enable_native(settings: Settings, *, deterministic: bool = False) -> bool:
     # At each call: the setting may be another one for the next job of this process.
     tuning.configure(_folder(settings), deterministic)
     threads = settings.threads or usable_cores()
-    if runtime.is_enabled() and runtime.num_threads() == threads:
+    if runtime.is_enabled() and runtime.pool_threads() == threads:
         return True
     return _turned_on(settings, threads)
+
+
+def check_threads(count: int | None, where: str) -> None:
+    """Raise CompileError for what is no number of threads of this process; None is all of them."""
+    settings = Settings.from_env(os.environ)
+    most = settings.threads or usable_cores()
+    if count is None:
+        return
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
+        raise CompileError(
+            f"{where}: expected threads= from 1 to {most}, those of this process"
+            f" (ACTORFLOW_THREADS, else the cores that it may use), came {count!r}"
+        )
+    if not settings.native:
+        logger.warning(
+            "%s: threads=%d holds for native kernels, which are off here: numpy multiplies"
+            " matrices with %s threads",
+            where,
+            count,
+            openblas.num_threads(),
+        )
+
+
+def limited_threads(count: int | None) -> AbstractContextManager[None]:
+    """Plan and bind kernels for at most `count` threads on this thread; None for no limit."""
+    return nullcontext() if count is None else runtime.at_most_threads(count)
 
 
 def toolchain_of(settings: Settings) -> Toolchain | None:
@@ -100,12 +130,19 @@ def is_native(plan: Plan) -> bool:
     return any([x.kernel.startswith(NATIVE) for actor in plan.actors for x in actor.launches])
 
 
-def compiled(name: str, make: Callable[[], Plan]) -> Plan:
+def compiled(name: str, make: Callable[[], Plan], *, is_run: bool = True) -> Plan:
     """Return the plan that `make` compiles, with all that its launches need built.
+
+    One that is not run here, but shown or simulated, is not built.
 
     What the compiler refuses is said in a line of the log, with its words, and the plan is made
     again: it has numpy's kernels in place of that.
     """
+    with told_while_slow(name, partial(_phase, tuning.num_measured())):
+        return _compiled(name, make, is_run=is_run)
+
+
+def _compiled(name: str, make: Callable[[], Plan], *, is_run: bool) -> Plan:
     num_refusals = -1
     while num_refusals < len(runtime.refusals()):  # every further turn has one refusal more
         num_refusals = len(runtime.refusals())
@@ -114,7 +151,7 @@ def compiled(name: str, make: Callable[[], Plan]) -> Plan:
         except CompilerError as error:  # a file that products are measured with
             _say_refused(name, error)
             continue
-        if build(plan):
+        if not is_run or _is_built(plan):
             return plan
     raise InternalError(f"plan {name!r}: the C compiler refuses what no kernel asks for")
 
@@ -124,6 +161,11 @@ def build(plan: Plan) -> bool:
 
     A line of the log has the compiler's words then.
     """
+    with told_while_slow(plan.name, partial(_phase, tuning.num_measured())):
+        return _is_built(plan)
+
+
+def _is_built(plan: Plan) -> bool:
     if not runtime.is_enabled():
         return True
     try:
@@ -134,6 +176,52 @@ def build(plan: Plan) -> bool:
         _say_refused(plan.name, error)
         return False
     return True
+
+
+# Who waits at a terminal or a notebook hears after a second what is done, and every ten seconds.
+
+_SLOW_S, _AGAIN_S = 1.0, 10.0
+
+
+@contextmanager
+def told_while_slow(name: str, phase: Callable[[], str]) -> Iterator[None]:
+    """Log what is done for a job where that takes long; where nobody waits, as information."""
+    level = logging.WARNING if _is_awaited() else logging.INFO
+    if not logger.isEnabledFor(level):
+        yield
+        return
+    is_done = threading.Event()
+
+    def tell() -> None:
+        wait_s = _SLOW_S
+        while not is_done.wait(wait_s):
+            logger.log(level, "job %r: %s", name, phase())
+            wait_s = _AGAIN_S
+
+    teller = threading.Thread(target=tell, name="actorflow-slow", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        teller.join()
+
+
+def _phase(num_measured_before: int) -> str:
+    num_measured = tuning.num_measured() - num_measured_before
+    if builds.num_files:
+        return f"compiling kernels: {builds.num_built} of {builds.num_files} files are built"
+    if num_measured:
+        return f"planning; which library is fastest was measured for {num_measured} products"
+    return "planning, or compiling a kernel"
+
+
+def _is_awaited() -> bool:
+    """Whether somebody looks at what is logged: at a terminal or in a notebook."""
+    try:
+        return "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+    except ValueError:  # it is closed
+        return False
 
 
 def _say_refused(name: str, error: CompilerError) -> None:

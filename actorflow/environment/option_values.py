@@ -91,7 +91,7 @@ def accepts_options(
 
 @overload
 def accepts_options(
-    options: Callable[P, Options], first: type[First]
+    options: Callable[P, Options], first: type[Any]
 ) -> Callable[
     [Callable[[Self, First, Options], Result]], Callable[Concatenate[Self, First, P], Result]
 ]: ...
@@ -100,7 +100,7 @@ def accepts_options(
 def accepts_options(options: Any, first: Any = None) -> Any:
     """Decorate a method so that it takes the fields of its last argument, a value object.
 
-    `first` is the type of one argument before them, where there is one.
+    `first` says that there is one argument before them, of the type that the method gives it.
     """
 
     def decorate(method: Callable[..., Any]) -> Callable[..., Any]:

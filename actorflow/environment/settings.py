@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,7 +21,7 @@ from compiler.contract.errors import ActorflowError
 from compiler.contract.files import user_path
 from compiler.contract.placement import BETWEEN_HOSTS, HOST, Device, MeshLink, distinct_devices
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _PREFIX = "ACTORFLOW_"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -60,6 +61,11 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
     EnvVar("ACTORFLOW_TRACE", "", "file for the Chrome trace of every firing"),
     EnvVar("ACTORFLOW_VERIFY", "0", "1 verifies the graph after each pass"),
     EnvVar("ACTORFLOW_LOG", "warning", f"lowest level that is logged: {', '.join(_LEVELS)}"),
+    EnvVar(
+        "ACTORFLOW_TRACEBACK",
+        "short",
+        "full shows the frames of actorflow's own code in errors, as ACTORFLOW_LOG=debug does",
+    ),
     EnvVar("ACTORFLOW_LOG_DIR", "", "folder for what ranks above 0 print: a file for each, whole"),
     EnvVar(
         "ACTORFLOW_CACHE",
@@ -112,8 +118,21 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
     ),
 )
 
-TOLD_TO_SCRIPTS = ("ACTORFLOW_EPOCH", "ACTORFLOW_LAUNCH")
-"""What the launcher tells the script of a rank; not for users to set."""
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed
+        return ""
+
+
+STARTED_IN = _working_folder()
+"""Where the process was when actorflow was imported: a script may go elsewhere later."""
+
+REPLAY = "ACTORFLOW_REPLAY"
+
+TOLD_TO_SCRIPTS = ("ACTORFLOW_COMMAND", "ACTORFLOW_EPOCH", "ACTORFLOW_LAUNCH", REPLAY)
+"""What the launcher, and `actorflow replay`, tell a script; not for users to set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +158,7 @@ class Settings:
     trace: Path | None = None
     verify: bool = False
     log_level: str = "WARNING"
+    shows_all_frames: bool = False
     log_dir: Path | None = None
     cache: Path | None = None
     cache_bytes: int = 1 << 30
@@ -183,6 +203,7 @@ class Settings:
             trace=_path(environ, "ACTORFLOW_TRACE"),
             verify=_flag(environ, "ACTORFLOW_VERIFY"),
             log_level=_level(environ, "ACTORFLOW_LOG"),
+            shows_all_frames=_is_full(environ, "ACTORFLOW_TRACEBACK"),
             log_dir=_path(environ, "ACTORFLOW_LOG_DIR"),
             cache=cache,
             cache_bytes=_bytes(environ, "ACTORFLOW_CACHE_SIZE", "1GiB"),
@@ -211,7 +232,7 @@ def unknown_names(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def environment_table() -> str:
-    """Return `ENVIRONMENT` as a Markdown table, for the README."""
+    """Return `ENVIRONMENT` as a Markdown table, for docs/command_line.md."""
     rows = [
         f"| `{v.name}` | {f'`{v.default}`' if v.default else 'unset'} | {v.meaning} |"
         for v in ENVIRONMENT
@@ -327,6 +348,15 @@ def _level(environ: Mapping[str, str], name: str) -> str:
     nearest = _nearest(value.lower(), _LEVELS)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     raise SettingsError(f"{name}: expected one of {', '.join(_LEVELS)}, came {value!r}{hint}")
+
+
+def _is_full(environ: Mapping[str, str], name: str) -> bool:
+    value = environ.get(name, "").strip().lower() or "short"
+    if value in ("short", "full"):
+        return value == "full"
+    raise SettingsError(
+        f"{name}: expected 'short' or 'full', came {environ[name]!r}; unset it for 'short'"
+    )
 
 
 def _threads(environ: Mapping[str, str], name: str) -> int | None:

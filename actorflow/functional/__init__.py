@@ -35,7 +35,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actorflow.functional import (
     activation,
@@ -75,28 +75,34 @@ from actorflow.functional.reduce import *
 from actorflow.functional.sampling import *
 from actorflow.functional.sequence import *
 from actorflow.functional.shape import *
+from actorflow.tensor.arguments import validate_arguments
 from actorflow.tensor.habits import accept_habits
-from actorflow.tensor.tensor import METHODS, Tensor, as_tensor, checked_axis, validate_arguments
+from actorflow.tensor.tensor import METHODS, Tensor, as_tensor, checked_axis
 
-__all__: list[str] = []
-__all__ += activation.__all__
-__all__ += arranging.__all__
-__all__ += control.__all__
-__all__ += convolution.__all__
-__all__ += dense.__all__
-__all__ += elementwise.__all__
-__all__ += indexing.__all__
-__all__ += loss.__all__
-__all__ += normalisation.__all__
-__all__ += order.__all__
-__all__ += pooling.__all__
-__all__ += products.__all__
-__all__ += random.__all__
-__all__ += reduce.__all__
-__all__ += sampling.__all__
-__all__ += sequence.__all__
-__all__ += shape.__all__
-for _name in __all__:  # so that functions of the files call one another unchecked
+_FILES = (
+    activation,
+    arranging,
+    control,
+    convolution,
+    dense,
+    elementwise,
+    indexing,
+    loss,
+    normalisation,
+    order,
+    pooling,
+    products,
+    random,
+    reduce,
+    sampling,
+    sequence,
+    shape,
+)
+if not TYPE_CHECKING:  # which reads no list that is put together, and would hide the functions
+    __all__ = [name for file in _FILES for name in file.__all__]
+for _name in (
+    name for file in _FILES for name in file.__all__
+):  # so that functions of the files call one another unchecked
     globals()[_name] = accept_habits(validate_arguments(globals()[_name]))
 for _module in (fft, linalg):  # name spaces, af.fft.rfft: their names would hide others
     for _name in _module.__all__:

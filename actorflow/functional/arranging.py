@@ -427,6 +427,8 @@ def _surrounded(x: Tensor, around: Sequence[tuple[int, int]], value: Operand) ->
         low, high = [tuple([pair[side] for pair in around]) for side in (0, 1)]
         return apply(slicing.PAD, x, low=low, high=high, steps=(1,) * x.ndim)
     for axis, widths in enumerate(around):
+        if not any(widths):
+            continue
         fill, shape = as_tensor(value, x.dtype), x.shape
         sides = [fill.broadcast_to(*shape[:axis], n, *shape[axis + 1 :]) for n in widths]
         x = concat([sides[0], x, sides[1]], axis)

@@ -5,6 +5,8 @@ as long for a thousand steps as for ten. Tensors stand in tuples, lists and dict
 
 The function is traced by an `InnerTrace` within the trace of the job. What it reads from outside,
 tensors, parameters and entries of the batch, becomes an operand of the body, the same at each step.
+Random numbers are others in each iteration: a loop that draws some has one more operand, the number
+of the iteration, and a seed that is drawn outside of it (`actorflow.functional.random`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from inspect import signature
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
+from actorflow.functional.random import loop_seed, random_state
 from actorflow.tensor.literals import checked_size
 from actorflow.tensor.tensor import Tensor, as_tensor
 from actorflow.tensor.tracer import (
@@ -25,6 +30,7 @@ from actorflow.tensor.tracer import (
     find_source,
     recording,
     require_trace,
+    resumed,
     source_of,
 )
 from compiler.contract.attrs import Attrs, AttrValue
@@ -130,9 +136,12 @@ def shown(tree: Tree) -> str:
 
 
 class InnerTrace(Trace):
-    """A run of the function of a node. `taken` are values of the outer trace, in order of use."""
+    """A run of the function of a node. `taken` are values of the outer trace, in order of use.
 
-    def __init__(self, outer: Trace, what: str) -> None:
+    `iteration` is the operand that counts the iterations of a loop, from its first draw on.
+    """
+
+    def __init__(self, outer: Trace, what: str, *, is_loop: bool = False) -> None:
         super().__init__({}, {}, {}, is_training=outer.is_training, devices=outer.devices)
         self.mesh = outer.mesh
         self.outer = outer
@@ -147,6 +156,10 @@ class InnerTrace(Trace):
         self._module_paths = outer._module_paths
         # What is to be shown of each iteration; None where nobody knows how many there are.
         self.probes: list[PlacedProbe] | None = None
+        # Values and no tensors, which would hold this trace in a circle.
+        self.iteration: ValueId | None = None
+        self._is_loop = is_loop
+        self._draws_by: tuple[ValueId, ValueId] | None = None
 
     def operand(self, type_: TensorType) -> Tensor:
         """Return a new operand of the body."""
@@ -238,11 +251,26 @@ class InnerTrace(Trace):
         self.probes.append(placed)
 
     def next_random_key(self) -> int:
-        """Refuse random ops: they would draw the same numbers at every step."""
-        raise CompileError(
-            f"{find_source()}: {self._what} draws random numbers, which would be the same at every"
-            " step; draw them outside, with an axis for the steps, and pass them as xs"
-        )
+        """Return the identity of the next random op of the job."""
+        return self.outer.next_random_key()
+
+    def counted(self) -> ValueId:
+        """Return the number of the iteration, an int64 scalar."""
+        if self.iteration is None:
+            self.iteration = self.operand(TensorType(DType.INT64, ()))._value
+        return self.iteration
+
+    def random_state(self) -> tuple[Tensor, Tensor]:
+        """Return a loop's seed and iteration, or what draws go by outside of a branch."""
+        if self._draws_by is None and self._is_loop:
+            with resumed(self.outer):
+                seed = loop_seed()
+            self._draws_by = self.captured(seed), self.counted()
+        elif self._draws_by is None:
+            seed, counter = random_state(self.outer)
+            self._draws_by = self.captured(seed), self.captured(counter)
+        own_seed, own_counter = self._draws_by
+        return Tensor(self, own_seed), Tensor(self, own_counter)
 
 
 def scan(
@@ -259,7 +287,7 @@ def scan(
         h, hs = af.scan(cell, h0, x)  # x [steps, batch, n], hs [steps, batch, hidden]
 
     Parameters and tensors from outside are read in `f` as anywhere. Gradients flow through, of any
-    order. `f` may use no random numbers: draw them outside, as xs.
+    order. Random numbers of `f` are others in each iteration, also of dropout.
 
     Args:
         f: from (carry, x) to (carry, y); the carry keeps its form and types. Any of them may be
@@ -277,7 +305,7 @@ def scan(
     firsts = [as_tensor(leaf) for leaf in tree_leaves(init, "init")]
     stacks = [as_tensor(leaf) for leaf in tree_leaves(xs, "xs")]
     steps = _length(stacks, length)
-    inner = InnerTrace(trace, "the function of af.scan")
+    inner = InnerTrace(trace, "the function of af.scan", is_loop=True)
     probes: list[PlacedProbe] = []
     inner.probes = probes
     with recording(inner):
@@ -290,6 +318,9 @@ def scan(
         ys = [as_tensor(leaf) for leaf in tree_leaves(y, "y")]
         seen = [Tensor(inner, value) for placed in probes for value in placed.values]
         body = inner.body([*news, *ys, *seen])
+    if inner.iteration is not None:
+        stacks.append(as_tensor(np.arange(steps)))
+        body = _counted_body(body, inner, len(firsts) + len(stacks))
     operands = [*[t._value_in(trace) for t in (*firsts, *stacks)], *inner.taken]
     attrs: dict[str, AttrValue] = {
         "body": body,
@@ -304,6 +335,14 @@ def scan(
     results = [Tensor(trace, v) for v in trace.emit(SCAN, operands, Attrs(attrs))]
     _hand_out(trace, probes, [t._value for t in results[len(news) + len(ys) :]], bool(reverse))
     return tree_unflatten(init, results[: len(firsts)]), tree_unflatten(y, results[len(firsts) :])
+
+
+def _counted_body(body: Body, inner: InnerTrace, number: int) -> Body:
+    """Return a body whose operand `number`, of those before the constants, is the iteration."""
+    places = [*range(len(body.operands))]
+    place = body.operands.index(inner.counted())
+    places.insert(number - 1, places.pop(place))
+    return prune_body(body, places, range(len(body.results)))
 
 
 def _hand_out(
@@ -433,11 +472,17 @@ def while_loop(
         last, _ = scan(step, firsts, None, max_steps)
         return tree_unflatten(init_val, last)
     test, body = [
-        _TracedFunction(trace, "the function of af.while_loop", f, firsts)
+        _TracedFunction(trace, "the function of af.while_loop", f, firsts, is_loop=True)
         for f in (goes_on, stepped)
     ]
     flag = test.call(lambda *held: held)
     body.call(lambda *held: held)
+    if any([one.inner.iteration is not None for one in (test, body)]):
+        firsts.append(as_tensor(np.int64(0)))
+        for one in (test, body):
+            one.held.append(Tensor(one.inner, one.inner.counted()))
+        with resumed(body.inner):
+            body.results.append(body.held[-1] + 1)
     test.results = [*test.held, flag]
     values, (test_body, loop_body) = _with_one_list(trace, firsts, [test, body])
     attrs: dict[str, AttrValue] = {"carries": len(firsts), "test": test_body, "body": loop_body}
@@ -449,9 +494,15 @@ class _TracedFunction:
     """A function of tensors, traced. `held` are its operands within, `results` its leaves."""
 
     def __init__(
-        self, outer: Trace, what: str, function: Callable[..., Any], given: list[Tensor]
+        self,
+        outer: Trace,
+        what: str,
+        function: Callable[..., Any],
+        given: list[Tensor],
+        *,
+        is_loop: bool = False,
     ) -> None:
-        self.inner = InnerTrace(outer, what)
+        self.inner = InnerTrace(outer, what, is_loop=is_loop)
         self.held = [self.inner.operand(t.type) for t in given]
         self.results: list[Tensor] = []
         self._function, self._what = function, what
@@ -476,9 +527,10 @@ def _with_one_list(
     for one in traced:
         for value in captures:
             one.inner.take(value)
-        positions = [len(given) + [*one.inner.taken].index(value) for value in captures]
         body = one.inner.body(one.results)
-        bodies.append(prune_body(body, [*range(len(given)), *positions], range(len(one.results))))
+        inside = [*[t._value for t in one.held], *[one.inner.taken[v] for v in captures]]
+        order = [body.operands.index(value) for value in inside]
+        bodies.append(prune_body(body, order, range(len(one.results))))
     return [*[t._value_in(trace) for t in given], *captures], bodies
 
 

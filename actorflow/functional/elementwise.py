@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import math
+from typing import Any
 
 import numpy as np
 
@@ -239,20 +240,21 @@ def lerp(start: Operand, end: Operand, weight: Operand) -> Tensor:
 
 def pow(x: Operand, exponent: Operand) -> Tensor:  # noqa: A001  # torch's name
     """Return x to a power: of integers an integer, by squaring; a number must be 0 or more then."""
-    x, exponent = [as_tensor(o) if isinstance(o, np.ndarray) else o for o in (x, exponent)]
-    tensors = [o for o in (x, exponent) if isinstance(o, Tensor)]
-    if not tensors or not all([_is_whole(o) for o in (x, exponent)]):
-        return apply(arithmetic.POW, x, exponent)
-    if isinstance(exponent, Tensor):
-        return _to_whole_powers(as_tensor(x, exponent.dtype), exponent)
-    if exponent < 0:
+    values: list[Any] = [as_tensor(o) if isinstance(o, np.ndarray) else o for o in (x, exponent)]
+    tensors = [o for o in values if isinstance(o, Tensor)]
+    if not tensors or not all([_is_whole(o) for o in values]):
+        return apply(arithmetic.POW, *values)
+    start, power_of = values
+    if isinstance(power_of, Tensor):
+        return _to_whole_powers(as_tensor(start, power_of.dtype), power_of)
+    if power_of < 0:
         raise CompileError(
             f"{find_source()}: {tensors[0].type} needs an exponent that is an integer of 0 or more,"
-            f" got {exponent}; convert the tensor first with .to('float32')"
+            f" got {power_of}; convert the tensor first with .to('float32')"
         )
-    base: Tensor = x.to(DType.INT64) if x.dtype is DType.BOOL else x
+    base: Tensor = start.to(DType.INT64) if start.dtype is DType.BOOL else start
     power: Tensor = base * 0 + 1
-    for bit in reversed(f"{exponent:b}"):
+    for bit in reversed(f"{power_of:b}"):
         power, base = (power * base if bit == "1" else power), base * base
     return power
 
@@ -456,7 +458,11 @@ def floor_divide(a: Operand, b: Operand) -> Tensor:
     return apply(arithmetic.FLOOR_DIVIDE, a, b)
 
 
-def clamp(x: Tensor, min: Operand = None, max: Operand = None) -> Tensor:  # noqa: A002  # torch's
+def clamp(
+    x: Tensor,
+    min: Operand | None = None,  # noqa: A002  # torch's name
+    max: Operand | None = None,  # noqa: A002  # torch's name
+) -> Tensor:
     """Return x between two bounds, numbers or tensors; `max` where they are crossed."""
     x = as_tensor(x)
     if min is None and max is None:

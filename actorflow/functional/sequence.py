@@ -11,11 +11,11 @@ import numpy as np
 from actorflow.functional.activation import softmax
 from actorflow.functional.arranging import arange
 from actorflow.functional.control import scan
-from actorflow.functional.elementwise import cos, exp, log, maximum, sin, where
+from actorflow.functional.elementwise import cos, exp, log, logical_and, maximum, sin, where
 from actorflow.functional.indexing import broadcast_shapes as broadcast_extents
 from actorflow.functional.indexing import gather, take_along_axis
-from actorflow.functional.loss import reduced
-from actorflow.functional.random import dropped_by
+from actorflow.functional.loss import mean_by_weight, reduced
+from actorflow.functional.random import dropped_by, drops_all
 from actorflow.functional.reduce import cumsum
 from actorflow.functional.shape import concat, stack
 from actorflow.tensor.literals import checked_number, checked_size
@@ -34,7 +34,9 @@ __all__ = [
 ]
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, segments: Operand | None = None
+) -> Tensor:
     """Scaled dot-product attention (Vaswani et al., 2017): softmax(q kT / sqrt(d)) v.
 
     Args:
@@ -44,7 +46,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tenso
         causal: row i attends to columns j <= i + (S - T) only: the last query sees all keys, as it
             must where keys are kept of earlier steps. Where S is not T this is another mask than
             that of `scaled_dot_product_attention`, whose first query sees the first key alone.
+        segments: as of `scaled_dot_product_attention`; then S is T.
     """
+    if segments is not None:
+        return scaled_dot_product_attention(q, k, v, is_causal=causal, segments=segments)
     q, k = as_tensor(q), as_tensor(k)
     return _attended(q, k, as_tensor(v), 1.0 / math.sqrt(max(q.shape[-1], 1)), causal=causal)
 
@@ -64,11 +69,14 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    segments: Operand | None = None,
 ) -> Tensor:
     """Return softmax(scale q kT + mask) v, as torch's function of this name.
 
     Scores exist a few rows at a time, also with a mask, dropout and shared heads; whole [..., T, S]
-    in the gradient of a mask that is trained.
+    in the gradient of a mask that is trained. Of segments a mask [batch, 1, T, T] exists, one for
+    all heads, and for all layers that have the same segments.
 
     Args:
         query: [..., T, d], heads before the last two axes.
@@ -80,6 +88,8 @@ def scaled_dot_product_attention(
         is_causal: row i attends to columns j <= i only; not together with a mask.
         scale: 1 / sqrt(d) by default.
         enable_gqa: several heads of queries share one of keys and values, in order.
+        segments: integers [batch, T], the first axis that of q, where S is T: a query sees keys of
+            its own segment alone, as in `af.data.pack`. Together with `is_causal`, or with a mask.
 
     Raises CompileError for shapes that do not fit.
     """
@@ -96,6 +106,9 @@ def scaled_dot_product_attention(
         )
     rows, columns = q.shape[-2], k.shape[-2]
     mask = None if attn_mask is None else _additive(as_tensor(attn_mask, DType.BOOL), q.dtype)
+    if segments is not None:
+        within = _additive(same_segment(q, k, segments, causal=is_causal), q.dtype)
+        mask, is_causal = within if mask is None else within + mask, False
     together: tuple[Tensor, ...] = (q, k, v) if mask is None else (q, k, v, mask)
     if enable_gqa:
         together = _grouped(*together)
@@ -107,6 +120,8 @@ def scaled_dot_product_attention(
         q, factor = q * factor, 1.0
     if is_causal and rows < columns:  # no query sees the keys after the last one of its own
         k, v, columns = k[..., :rows, :], v[..., :rows, :], rows
+    if drops_all(dropout_p):  # of no weight is there anything left
+        v, dropout_p = v * 0.0, 0.0
     draws, options = dropped_by(dropout_p)
     if columns and (masks or draws or (is_causal and rows > columns)):
         options = {"scale": factor, "causal": is_causal, **options}
@@ -114,6 +129,23 @@ def scaled_dot_product_attention(
     else:
         y = _attended(q, k, v, factor, causal=is_causal)
     return y.flatten(-4, -3) if enable_gqa else y
+
+
+def same_segment(q: Tensor, k: Tensor, segments: Operand, *, causal: bool = False) -> Tensor:
+    """Return [batch, 1 ..., T, T]: which keys a query sees, bool. Raises CompileError."""
+    x, length = as_tensor(segments, DType.INT64), q.shape[-2]
+    is_fitting = q.ndim > 2 and x.shape == (q.shape[0], length) and k.shape[-2] == length
+    if not is_fitting or not x.dtype.is_integer:
+        raise CompileError(
+            f"{find_source()}: attention expects segments of integers [batch, T] for queries and"
+            f" keys [batch, ..., T, d], got {x.type}, {q.type} and {k.type}"
+        )
+    x = x.reshape(x.shape[0], *(1,) * (q.ndim - 3), length)
+    is_seen = x.unsqueeze(-1) == x.unsqueeze(-2)
+    if not causal:
+        return is_seen
+    places = arange(length)
+    return logical_and(is_seen, places.unsqueeze(-1) >= places)
 
 
 def _additive(mask: Tensor, dtype: DType) -> Tensor:
@@ -227,7 +259,8 @@ def ctc_loss(
         input_lengths: [N], each up to T: integers, or a tensor of them.
         target_lengths: [N], as input_lengths.
         blank: the class that stands for none.
-        reduction: "none", "sum", or "mean": of losses divided by the lengths of their targets.
+        reduction: "none", "sum", "mean": of losses divided by the lengths of their targets, or
+            "tokens": the sum divided by that of the lengths, which is the weight of the batch.
         zero_infinity: let a target that no alignment can give cost nothing.
 
     Raises CompileError with the user's line.
@@ -256,6 +289,9 @@ def ctc_loss(
     losses = _forward(wide, labels, num_inputs, num_targets, empty)
     is_never = losses > -_NEVER / 10.0
     losses = where(is_never, 0.0 if zero_infinity else np.inf, losses).to(x.dtype)
+    if reduction == "tokens":
+        count = num_targets.to(x.dtype).sum()
+        return mean_by_weight(losses.sum(), count, batch * labels.shape[1])
     if reduction != "mean":
         return reduced(losses, reduction)
     return (losses / maximum(num_targets, 1).to(x.dtype)).mean()

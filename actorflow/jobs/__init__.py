@@ -1,6 +1,8 @@
 """The decorator `af.job`: a function is traced, compiled and run.
 
-job.py              `job`, and `Job`: `fit`, `stream`, `step`, `compile`; the way from call to run
+decorator.py        `job`, which makes a `Job` of a function
+job.py              `Job`: `fit`, `stream`, `step`, `compile`; the way from call to run
+job_ranks.py        this process among the ranks of a job, and who shares the work of a step
 job_spec.py         what a job asks of its plan; an evaluation's graph; a script asked for its plan
 capture.py          `capture` and `patch`: jobs that return or replace what modules return
 

@@ -26,14 +26,10 @@ from actorflow.functional.control import (
     tree_unflatten,
 )
 from actorflow.jobs.job import Job
-from actorflow.options.job_options import JobOptions
 from actorflow.tensor.tensor import as_tensor
 from actorflow.tensor.tracer import Trace, current_trace, find_source, source_of
 from compiler.contract.errors import CompileError
 from compiler.graph.graph import SourceLocation
-
-_KEPT = ("seed", "max_plans", "streams", "device", "devices", "gpu", "mesh", "precision", "debug")
-"""Options of a job that hold of what it computes, whether it trains or not."""
 
 
 def capture(job: Job, paths: Patterns) -> Job:
@@ -54,8 +50,7 @@ def capture(job: Job, paths: Patterns) -> Job:
         return hook.outputs
 
     captured.__name__ = f"capture of {job.name}"
-    kept = {name: getattr(job.options, name) for name in _KEPT}
-    return Job(captured, JobOptions(train=False, **kept))
+    return Job(captured, job.options.without_training())
 
 
 def patch(paths: Patterns, function: Callable[[Any], Any]) -> Patch:

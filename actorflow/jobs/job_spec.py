@@ -6,10 +6,11 @@ plan that it would run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from actorflow.environment.settings import logger
@@ -20,30 +21,62 @@ from actorflow.tensor.tracer import find_source
 from compiler.contract.attrs import Attrs
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import SINGLE_RANK, Device, RankContext
-from compiler.contract.plan import Plan
 from compiler.contract.probe import is_probe
-from compiler.contract.types import TensorType
-from compiler.graph.graph import UNPLACED, Graph
-from compiler.graph.target import CompileOptions, Hardware
+from compiler.contract.statistic import is_statistic
+from compiler.contract.types import TensorType, ValueId
+from compiler.graph.graph import UNPLACED, Graph, Output
+from compiler.graph.target import GRAD_NORM, LEARNING_RATE, CompileOptions, Hardware
+from compiler.ops.families.weights import with_weights
 from compiler.ops.primitives.sources import EVALUATED, OF_MODEL, VARIABLE
 
 if TYPE_CHECKING:
     from actorflow.compile.compiling import JobSpec
     from actorflow.nn.module import Module
+    from compiler.contract.plan import Plan
+
+
+PlanFor = Callable[[Mapping[str, TensorType], str | None], "Plan"]
+"""Plans a job for batches of some types, within a memory budget, or with all values stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedPlan:
+    """A plan that is asked for without a run; of a plan file there is nothing else.
+
+    `store_all` is the same plan without recomputation, where the job asks for some; `job_spec` is
+    what the plan was compiled of; `plan_for` plans the job for other batches.
+    """
+
+    plan: Plan
+    store_all: Plan | None = None
+    job_spec: JobSpec | None = None
+    plan_for: PlanFor | None = None
 
 
 class PlanCaptured(BaseException):
-    """Ends a script at its first `fit` while a plan is only asked for; see `capturing_plan`.
+    """Ends a script at its first `fit` while a plan is only asked for; see `capturing_plan`."""
 
-    `store_all` is the same plan without recomputation, where the job asks for some; `job_spec` is
-    what the plan was compiled of.
-    """
-
-    def __init__(self, plan: Plan, store_all: Plan | None, job_spec: JobSpec) -> None:
+    def __init__(self, captured: CapturedPlan) -> None:
         super().__init__("plan captured")
-        self.plan = plan
-        self.store_all = store_all
-        self.job_spec = job_spec
+        self.captured = captured
+
+
+def captured(
+    plan: Plan,
+    job_spec: JobSpec,
+    spec: Mapping[str, TensorType],
+    options: JobOptions,
+    plan_of: Callable[[JobOptions, Mapping[str, TensorType]], Plan],
+) -> PlanCaptured:
+    """Return what takes the plan of a `fit` out; `plan_of` plans the job with other options."""
+
+    def plan_for(spec: Mapping[str, TensorType], budget: str | None) -> Plan:
+        mode = "auto" if budget else "none"
+        return plan_of(replace(options, memory_budget=budget, recompute=mode), spec)
+
+    recomputes = options.memory_budget or options.recompute == "blocks"
+    store_all = plan_for(spec, None) if recomputes else None
+    return PlanCaptured(CapturedPlan(plan, store_all, job_spec, plan_for))
 
 
 CAPTURING: ContextVar[RankContext | None] = ContextVar("actorflow_capturing", default=None)
@@ -97,7 +130,7 @@ def compile_options(
         name=name,
         devices=tuple([str(device) for device in hardware.devices]),
         is_training=job.train,
-        snapshot_every=(period.steps or 0) if period else 0,
+        snapshot_every=math.gcd(period.steps or 0, call.kept_steps) if period else 0,
         snapshot_seconds=(period.seconds or 0.0) if period else 0.0,
         accumulate=job.accumulate,
         metrics_every=metrics_every,
@@ -111,7 +144,8 @@ def compile_options(
         offload=job.offload,
         zero=job.zero,
         precision=job.precision,
-        clip_norm=job.clip_norm or 0.0,
+        # An infinite norm clips nothing, and is an output.
+        clip_norm=job.clip_norm or (math.inf if GRAD_NORM in call.asked_outputs else 0.0),
         clip_value=job.clip_value or 0.0,
         # () for the default, so that it leaves the key of a plan as it is without the option.
         losses=() if job.losses == ("loss",) else job.losses,
@@ -119,9 +153,33 @@ def compile_options(
         skips_broken_steps=(call.on_nan == SKIP and job.train) or job.scaling is not None,
         gpu=gpu,
         deterministic=bool(gpu) and job.deterministic,
-        debug=job.debug or debug,
+        debug=(job.debug or debug) if call.shown is None else "inf",
+        shown=call.shown or (),
         verify=verify,
     )
+
+
+def with_rates(graph: Graph, job: str) -> Graph:
+    """Return the graph of a job with its learning rates as outputs: `lr`, or `lr/<path>` of each.
+
+    A rate is there for the updates already, so this costs nothing but handing it out. Raises
+    CompileError where the job has such an output of its own.
+    """
+    paths = {
+        node.outputs[0]: node.attrs.str_("name") for node in graph.nodes if node.op is VARIABLE
+    }
+    rates: dict[ValueId, str] = {}
+    for rule in graph.updates:
+        rates.setdefault(rule.scalars[0], f"{LEARNING_RATE}/{paths[rule.variable]}")
+    if len(rates) == 1:
+        rates = dict.fromkeys(rates, LEARNING_RATE)
+    if taken := {output.name for output in graph.outputs} & {*rates.values()}:
+        raise CompileError(
+            f"{find_source()}: job {job!r} returns {min(taken)!r}, and the learning rate is asked"
+            " for under this name; rename the output"
+        )
+    outputs = [Output(name, rate) for rate, name in rates.items()]
+    return replace(graph, outputs=(*graph.outputs, *outputs))
 
 
 def evaluation_graph(
@@ -149,6 +207,7 @@ def evaluation_graph(
     graph = job.graph(model, asked_rows(spec_of_source(evaluation.data)))
     results = {o.name: graph.types[o.value] for o in graph.outputs if not is_probe(o.name)}
     check_results(results, job.name)
+    graph = with_weights(graph)
     graph = _beside_training(graph, job.name)
     if evaluation.ema:
         graph = _of_averages(graph, training, job.name)
@@ -201,11 +260,51 @@ def _of_averages(graph: Graph, training: Graph, job: str) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
+def check_same_state(job: str, plans: Sequence[Plan]) -> None:
+    """Raise CompileError where plans for batches of several types have other variables."""
+    first, *others = [
+        {v.name: (str(p.views[v.view].type), str(v.sharding)) for v in p.state} for p in plans
+    ]
+    for other in others:
+        apart = sorted(dict(other.items() ^ first.items()))
+        if apart:
+            raise CompileError(
+                f"{find_source()}: job {job!r} has other variables for other shapes of its batches:"
+                f" {', '.join(map(repr, apart[:3]))}; use all parameters for every shape, and none"
+                " whose own shape follows from that of the batch"
+            )
+
+
+def warn_of_fresh_start(job: str, num_steps: int, counted: str) -> None:
+    """Warn that a second `fit` starts afresh and does not continue the first."""
+    logger.warning(
+        "%s: fit of job %r starts at step 0 with new optimizer state, although it has trained this"
+        " model for %d steps before: without checkpoint=, %s counts what this call does. Give"
+        " both calls the same checkpoint= to continue",
+        find_source(),
+        job,
+        num_steps,
+        counted,
+    )
+
+
 def check_results(outputs: Mapping[str, Any], job: str) -> None:
     """Raise CompileError when an evaluation has no scalar to report."""
-    if not any([type_.shape == () for type_ in outputs.values()]):
+    if not any([type_.shape == () or is_statistic(name) for name, type_ in outputs.items()]):
         types = ", ".join(f"{name!r}: {type_}" for name, type_ in outputs.items())
         raise CompileError(
-            f"job {job!r} evaluates to {types}; an evaluation reports means of scalars, so return"
-            " at least one, such as a loss"
+            f"{find_source()}: job {job!r} evaluates to {types}; an evaluation reports"
+            " metrics, and means of scalars, so return at least one, such as a loss"
         )
+
+
+def variables_of(graph: Graph) -> frozenset[str]:
+    """Return the names of the variables that a traced job uses."""
+    return frozenset([n.attrs.str_("name") for n in graph.nodes if n.op is VARIABLE])
+
+
+def assigned_buffers(graph: Graph) -> frozenset[str]:
+    """Return the paths of the buffers that a traced job assigns."""
+    made_by = graph.producers()
+    variables = [graph.nodes[made_by[write.variable]].attrs for write in graph.writes]
+    return frozenset([v.str_("name") for v in variables if v.str_("role") in OF_MODEL])

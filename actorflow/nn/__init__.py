@@ -12,10 +12,12 @@ adapters.py         `lora`: low-rank adapters of linear layers
 lease.py            who has the values: the parameter, or one training run at a time
 function_layers.py  `FunctionLayer`: activations, losses, pools and resizing as layers
 layers.py           Linear, Embedding, dropouts, Sequential and other containers, convolutions
+padding.py          paddings by a constant, a reflection, the edge or the other end
+parametrizations.py weights that are computed: `weight_norm`, `spectral_norm`
 norm_layers.py      BatchNorm, InstanceNorm, LayerNorm, RMSNorm, GroupNorm
 recurrent.py        RNN, LSTM, GRU and their cells
 attention.py        MultiheadAttention, and how ranks share the heads of a block
-transformer.py      Attention, MLP, SwiGLU, blocks, and torch's encoder and decoder
+transformer.py      Attention, MLP, SwiGLU, blocks, and torch's Transformer
 
 May import actorflow.functional, actorflow.tensor, actorflow.environment, actorflow.checkpoint,
 actors.machine (errors alone), compiler.contract, compiler.graph and compiler.ops.primitives. Must
@@ -45,6 +47,7 @@ from actorflow.nn.function_layers import BCELoss as BCELoss
 from actorflow.nn.function_layers import BCEWithLogitsLoss as BCEWithLogitsLoss
 from actorflow.nn.function_layers import ChannelShuffle as ChannelShuffle
 from actorflow.nn.function_layers import CosineEmbeddingLoss as CosineEmbeddingLoss
+from actorflow.nn.function_layers import CosineSimilarity as CosineSimilarity
 from actorflow.nn.function_layers import CrossEntropyLoss as CrossEntropyLoss
 from actorflow.nn.function_layers import CTCLoss as CTCLoss
 from actorflow.nn.function_layers import Fold as Fold
@@ -67,6 +70,7 @@ from actorflow.nn.function_layers import MaxPool3d as MaxPool3d
 from actorflow.nn.function_layers import Mish as Mish
 from actorflow.nn.function_layers import MSELoss as MSELoss
 from actorflow.nn.function_layers import NLLLoss as NLLLoss
+from actorflow.nn.function_layers import PairwiseDistance as PairwiseDistance
 from actorflow.nn.function_layers import PixelShuffle as PixelShuffle
 from actorflow.nn.function_layers import PixelUnshuffle as PixelUnshuffle
 from actorflow.nn.function_layers import PoissonNLLLoss as PoissonNLLLoss
@@ -107,6 +111,8 @@ from actorflow.nn.layers import Identity as Identity
 from actorflow.nn.layers import Linear as Linear
 from actorflow.nn.layers import ModuleDict as ModuleDict
 from actorflow.nn.layers import ModuleList as ModuleList
+from actorflow.nn.layers import ParameterDict as ParameterDict
+from actorflow.nn.layers import ParameterList as ParameterList
 from actorflow.nn.layers import Sequential as Sequential
 from actorflow.nn.layers import Unflatten as Unflatten
 from actorflow.nn.module import Module as Module
@@ -119,8 +125,25 @@ from actorflow.nn.norm_layers import InstanceNorm2d as InstanceNorm2d
 from actorflow.nn.norm_layers import InstanceNorm3d as InstanceNorm3d
 from actorflow.nn.norm_layers import LayerNorm as LayerNorm
 from actorflow.nn.norm_layers import RMSNorm as RMSNorm
+from actorflow.nn.padding import CircularPad1d as CircularPad1d
+from actorflow.nn.padding import CircularPad2d as CircularPad2d
+from actorflow.nn.padding import CircularPad3d as CircularPad3d
+from actorflow.nn.padding import ConstantPad1d as ConstantPad1d
+from actorflow.nn.padding import ConstantPad2d as ConstantPad2d
+from actorflow.nn.padding import ConstantPad3d as ConstantPad3d
+from actorflow.nn.padding import ReflectionPad1d as ReflectionPad1d
+from actorflow.nn.padding import ReflectionPad2d as ReflectionPad2d
+from actorflow.nn.padding import ReflectionPad3d as ReflectionPad3d
+from actorflow.nn.padding import ReplicationPad1d as ReplicationPad1d
+from actorflow.nn.padding import ReplicationPad2d as ReplicationPad2d
+from actorflow.nn.padding import ReplicationPad3d as ReplicationPad3d
+from actorflow.nn.padding import ZeroPad1d as ZeroPad1d
+from actorflow.nn.padding import ZeroPad2d as ZeroPad2d
+from actorflow.nn.padding import ZeroPad3d as ZeroPad3d
 from actorflow.nn.parameter import Buffer as Buffer
 from actorflow.nn.parameter import Parameter as Parameter
+from actorflow.nn.parametrizations import spectral_norm as spectral_norm
+from actorflow.nn.parametrizations import weight_norm as weight_norm
 from actorflow.nn.recurrent import GRU as GRU
 from actorflow.nn.recurrent import LSTM as LSTM
 from actorflow.nn.recurrent import RNN as RNN
@@ -130,6 +153,7 @@ from actorflow.nn.recurrent import RNNCell as RNNCell
 from actorflow.nn.transformer import MLP as MLP
 from actorflow.nn.transformer import Attention as Attention
 from actorflow.nn.transformer import SwiGLU as SwiGLU
+from actorflow.nn.transformer import Transformer as Transformer
 from actorflow.nn.transformer import TransformerBlock as TransformerBlock
 from actorflow.nn.transformer import TransformerDecoder as TransformerDecoder
 from actorflow.nn.transformer import TransformerDecoderLayer as TransformerDecoderLayer

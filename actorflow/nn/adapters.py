@@ -74,6 +74,11 @@ class LoRA:
             parameter.freeze()
         self.layers = {path: _adapted(layer, rank, self.scale) for path, layer in layers.items()}
 
+    def __repr__(self) -> str:
+        name = type(self.model).__name__
+        layers = ", ".join(self.layers) or "none, they are merged or removed"
+        return f"LoRA of {name}(rank={self.rank}, alpha={self.alpha:g}, layers: {layers})"
+
     def parameters(self) -> dict[str, Parameter]:
         """Return the parameters of all adapters by their paths in the model."""
         return {

@@ -14,6 +14,7 @@ import numpy as np
 
 from actorflow import functional
 from actorflow.functional.random import checked_probability
+from actorflow.functional.sequence import same_segment
 from actorflow.nn.layers import Linear, checked_extent
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter, lay_out
@@ -138,6 +139,8 @@ class MultiheadAttention(Module):
         attn_mask: Operand | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
+        *,
+        segments: Operand | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return what the queries get, and the weights [batch, T, S] or None.
 
@@ -154,6 +157,7 @@ class MultiheadAttention(Module):
                 key, or floats to add.
             average_attn_weights: Else weights are [batch, num_heads, T, S].
             is_causal: Query i sees keys up to i; attn_mask, if given, says the same.
+            segments: Integers [batch, T] where S is T: a query sees keys of its own segment alone.
         """
         q, k, v = as_tensor(query), as_tensor(key), as_tensor(value)
         has_batch = q.ndim == 3
@@ -167,6 +171,9 @@ class MultiheadAttention(Module):
         parts = self._projected(q, k, v)
         q, k, v = [self._heads(part, has_batch) for part in parts]
         mask = self._mask(q, k, key_padding_mask, None if is_causal else attn_mask)
+        if segments is not None:
+            own = same_segment(q, k, segments)
+            mask = own if mask is None else _joined(mask, own)
         if is_causal and mask is not None:
             causal = np.tri(q.shape[-2], k.shape[-2], dtype=bool)
             mask, is_causal = _joined(mask, as_tensor(causal, DType.BOOL)), False

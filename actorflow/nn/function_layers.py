@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from actorflow import functional
 from actorflow.functional.convolution import Sizes
@@ -53,11 +53,14 @@ class FunctionLayer(Module):
             ) from None
         vars(self).update(bound.arguments)
 
-    def __call__(self, *operands: Any) -> Any:
-        """Return the function of the operands."""
+    def __call__(self, *operands: Any) -> Tensor:
+        """Return the function of the operands.
+
+        Its type is that of one tensor; places that a pool also returns are unpacked from it.
+        """
         attributes = vars(self)  # which may have attributes of the user's own, too
         options = {name: attributes[name] for name in self._held.parameters if name in attributes}
-        return type(self)._function(*operands, **options)
+        return cast("Tensor", type(self)._function(*operands, **options))
 
 
 class CELU(FunctionLayer, function=functional.celu):
@@ -233,6 +236,14 @@ class MarginRankingLoss(FunctionLayer, function=functional.margin_ranking_loss, 
 
 class CosineEmbeddingLoss(FunctionLayer, function=functional.cosine_embedding_loss, operands=3):
     """`functional.cosine_embedding_loss` with its options."""
+
+
+class CosineSimilarity(FunctionLayer, function=functional.cosine_similarity, operands=2):
+    """`functional.cosine_similarity` with its options."""
+
+
+class PairwiseDistance(FunctionLayer, function=functional.pairwise_distance, operands=2):
+    """`functional.pairwise_distance` with its options."""
 
 
 class TripletMarginLoss(FunctionLayer, function=functional.triplet_margin_loss, operands=3):

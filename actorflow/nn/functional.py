@@ -1,4 +1,8 @@
 """`actorflow.functional` under torch's name: `import actorflow.nn.functional as F`."""
 
+from typing import TYPE_CHECKING
+
 from actorflow.functional import *  # noqa: F403  # its own __all__ says what
-from actorflow.functional import __all__ as __all__
+
+if not TYPE_CHECKING:
+    from actorflow.functional import __all__ as __all__

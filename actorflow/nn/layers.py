@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast, overload
 
 from actorflow import functional
 from actorflow.functional import convolution
@@ -21,8 +21,12 @@ from actorflow.tensor.layouts import LayerWords
 from actorflow.tensor.literals import checked_number, checked_size
 from actorflow.tensor.tensor import Tensor, integers
 from actorflow.tensor.tracer import InitSpec, find_source
+from compiler.contract.arrays import as_array
 from compiler.contract.errors import CompileError
 from compiler.contract.types import MOST_ELEMENTS
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Module)
 
 
 class Linear(Module):
@@ -165,8 +169,7 @@ class Dropout(FunctionLayer, function=functional.dropout):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return a tensor of the same type as x."""
-        y: Tensor = super().__call__(x)
-        return y
+        return super().__call__(x)
 
 
 class Dropout1d(Dropout, function=functional.dropout1d):
@@ -198,81 +201,123 @@ def checked_extent(layer: str, name: str, extent: int, most: int = MOST_ELEMENTS
     return size
 
 
-class ModuleList(Module):
-    """A list of modules; their paths are their numbers, `blocks.0`, as in a plain list."""
+class _ItemList(Module, Generic[T]):
+    """What lists of modules and of parameters have in common; `_items` says what they hold."""
 
-    def __init__(self, modules: Iterable[Module] = ()) -> None:
-        self.extend(modules)
+    _items: ClassVar[str]
 
-    def append(self, module: Module) -> ModuleList:
-        """Add a module at the end; return this list."""
-        if not isinstance(module, Module):
-            raise CompileError(
-                f"{find_source()}: {type(self).__name__} holds modules, got"
-                f" {type(module).__name__}; for functions write a Module, or call them yourself"
-            )
-        vars(self)[str(len(self))] = module
+    # Python would keep `ModuleList[Linear](...)` there, beside the items; it minds no refusal.
+    __orig_class__ = property()
+
+    def __init__(self, items: Iterable[T] = ()) -> None:
+        self.extend(items)
+
+    def _admitted(self, item: Any) -> T:
+        """Return what is kept of an item. Raises CompileError."""
+        raise NotImplementedError
+
+    def append(self, item: T) -> Self:
+        """Add an item at the end; return this list."""
+        vars(self)[str(len(self))] = self._admitted(item)
         return self
 
-    def extend(self, modules: Iterable[Module]) -> ModuleList:
-        """Add modules at the end; return this list."""
+    def extend(self, items: Iterable[T]) -> Self:
+        """Add items at the end; return this list."""
         try:
-            listed = list(modules)
+            listed = list(items)
         except TypeError:
             raise CompileError(
-                f"{find_source()}: {type(self).__name__} is made of a list of modules, got"
-                f" {type(modules).__name__}"
+                f"{find_source()}: {type(self).__name__} is made of a list of {self._items}, got"
+                f" {type(items).__name__}"
             ) from None
-        for module in listed:
-            self.append(module)
+        for item in listed:
+            self.append(item)
         return self
 
     def __len__(self) -> int:
         return len(vars(self))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         return iter([*vars(self).values()])
 
-    def __getitem__(self, index: int | slice) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> T | Self:
         item = [*vars(self).values()][index]
         return type(self)(item) if isinstance(item, list) else item
 
 
-class Sequential(ModuleList):
+class ModuleList(_ItemList[M]):
+    """A list of modules; their paths are their numbers, `blocks.0`, as in a plain list."""
+
+    _items = "modules"
+
+    def _admitted(self, item: Any) -> M:
+        if not isinstance(item, Module):
+            raise CompileError(
+                f"{find_source()}: {type(self).__name__} holds modules, got"
+                f" {type(item).__name__}; for functions write a Module, or call them yourself"
+            )
+        return cast("M", item)
+
+
+class ParameterList(_ItemList[Any]):
+    """A list of parameters, and arrays, which become parameters; their paths are their numbers."""
+
+    _items = "parameters"
+
+    def _admitted(self, item: Any) -> Parameter:
+        return _parameter("ParameterList", item)
+
+
+def _parameter(holder: str, item: Any) -> Parameter:
+    """Return a parameter as it is, and an array as one that begins with it."""
+    if isinstance(item, Parameter):
+        return item
+    if as_array(item) is None:
+        raise CompileError(
+            f"{find_source()}: a {holder} holds parameters and arrays, got {type(item).__name__};"
+            " for one that is drawn write nn.Parameter(shape, nn.init.normal_)"
+        )
+    return Parameter(item)
+
+
+class Sequential(ModuleList[Module]):
     """Modules one after the other: each takes what the one before returned."""
 
     def __init__(self, *modules: Module | Sequence[Module]) -> None:
-        listed = modules[0] if len(modules) == 1 and isinstance(modules[0], list) else modules
-        super().__init__(listed)  # type: ignore[arg-type]  # a slice gives a list of modules
+        is_list = len(modules) == 1 and isinstance(modules[0], list)
+        listed: Any = modules[0] if is_list else modules
+        super().__init__(listed)
 
-    def __call__(self, x: Any) -> Any:
-        """Return what the last module returns."""
+    def __call__(self, x: Any) -> Tensor:
+        """Return what the last module returns: a tensor, as far as types say."""
         for module in self:
             x = module(x)
-        return x
+        return cast("Tensor", x)
 
 
-class ModuleDict(Module):
-    """Modules by name, in order."""
+class _NamedItems(Module, Generic[T]):
+    """What dicts of modules and of parameters have in common."""
 
-    def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
-        if not isinstance(modules, Mapping | None):
+    __orig_class__ = property()  # as of `_ItemList`
+
+    def __init__(self, items: Mapping[str, T] | None = None) -> None:
+        if not isinstance(items, Mapping | None):
             raise CompileError(
-                f"{find_source()}: a ModuleDict is made of a dict, got {type(modules).__name__}"
+                f"{find_source()}: a {type(self).__name__} is made of a dict, got"
+                f" {type(items).__name__}"
             )
-        for name, module in (modules or {}).items():
-            self[name] = module
+        for name, item in (items or {}).items():
+            self[name] = item
 
-    def __setitem__(self, name: str, module: Module) -> None:
-        if not isinstance(name, str) or not isinstance(module, Module):
-            raise CompileError(
-                f"{find_source()}: a ModuleDict holds modules by text, got {name!r} and"
-                f" {type(module).__name__}"
-            )
-        vars(self)[name] = module
+    def __setitem__(self, name: str, item: T) -> None:
+        vars(self)[name] = item
 
-    def __getitem__(self, name: str) -> Any:
-        return vars(self)[name]
+    def __getitem__(self, name: str) -> T:
+        return cast("T", vars(self)[name])
 
     def __contains__(self, name: str) -> bool:
         return name in vars(self)
@@ -283,15 +328,38 @@ class ModuleDict(Module):
     def __len__(self) -> int:
         return len(vars(self))
 
-    def items(self) -> list[tuple[str, Any]]:
-        """Return names with their modules."""
+    def items(self) -> list[tuple[str, T]]:
+        """Return names with what they stand for."""
         return [*vars(self).items()]
+
+
+class ModuleDict(_NamedItems[M]):
+    """Modules by name, in order."""
+
+    def __setitem__(self, name: str, item: M) -> None:
+        if not isinstance(name, str) or not isinstance(item, Module):
+            raise CompileError(
+                f"{find_source()}: a ModuleDict holds modules by text, got {name!r} and"
+                f" {type(item).__name__}"
+            )
+        super().__setitem__(name, item)
+
+
+class ParameterDict(_NamedItems[Any]):
+    """Parameters by name, in order; arrays become parameters."""
+
+    def __setitem__(self, name: str, item: Any) -> None:
+        if not isinstance(name, str):
+            raise CompileError(
+                f"{find_source()}: a ParameterDict holds parameters by text, got {name!r}"
+            )
+        super().__setitem__(name, _parameter("ParameterDict", item))
 
 
 class Identity(Module):
     """What comes, goes."""
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: T) -> T:
         """Return x."""
         return x
 
@@ -327,7 +395,7 @@ class _Convolution(Module):
 
     def __init_subclass__(cls, rank: int = 0, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls._rank = rank
+        cls._rank = rank or cls._rank  # of a class of the user's that of its base
 
     def __init__(
         self,

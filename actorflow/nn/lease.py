@@ -12,6 +12,10 @@ new. An interrupt before it loses nothing either: the values stay with the run u
 and are handed back then. The same assignment makes `assign_values` of several cells one.
 
 Arrays in cells are never written into, so they can be handed out: read-only, and not copied.
+
+A plan that changes nothing reads the arrays of cells themselves. Of those that it has packed for
+its kernels it takes a lease as well (`lend_packed`), so that the plain array goes: it is free at
+all times, and what came home once stays.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import numpy as np
 from actorflow.tensor.tracer import find_source
 from actors.machine.errors import ForkedRun, forkable_lock
 from compiler.contract.errors import CompileError
+from compiler.contract.host_arrays import aligned_empty, freeze, is_frozen
 from compiler.graph.graph import SourceLocation
 
 Array = np.ndarray[Any, Any]
@@ -114,12 +119,17 @@ class OpenLoop:
 
 
 class ParameterStorage:
-    """The values of one parameter: an array that nobody writes into, or the lease that has them."""
+    """The values of one parameter: an array that nobody writes into, or the lease that has them.
 
-    __slots__ = ("array", "lease")
+    `is_wanted` says that somebody asked for values that only a plan had, in a form of its own: they
+    stay here from then on.
+    """
+
+    __slots__ = ("array", "is_wanted", "lease")
 
     def __init__(self) -> None:
         self.array: Array | None = None
+        self.is_wanted = False
         self.lease: Lease | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -131,6 +141,7 @@ class ParameterStorage:
         lease = self.lease
         if lease is not None and lease.left is not None:
             self.array = lease.left[self]
+            self.is_wanted |= lease.is_of_packed
             self.lease = None
 
 
@@ -142,6 +153,7 @@ class Lease:
         claim: who trains; None for nobody, where values are only carried over.
         is_stepped: whether the run stands still between steps, so that the lease may end there.
         loop: of the user's, that ends the lease when it ends; None for a call in this thread.
+        is_of_packed: whether a plan that changes nothing has the values, in a form of its own.
     """
 
     def __init__(
@@ -151,8 +163,9 @@ class Lease:
         *,
         is_stepped: bool = False,
         loop: OpenLoop | None = None,
+        is_of_packed: bool = False,
     ) -> None:
-        self.claim = claim
+        self.claim, self.is_of_packed = claim, is_of_packed
         self.left: Mapping[ParameterStorage, Array | None] | None = None
         self._names = {cell: name for name, cell in cells.items()}
         # The arrays that the run begins with, by identity: another one at `attach` was written
@@ -166,14 +179,18 @@ class Lease:
         """Who opens the run or steps it; None between steps."""
 
     def attach(self, live: OpenRun) -> None:
-        """Set the run that holds the values from now on; before the first step.
+        """Set the run that holds the values from now on; before its first step.
 
-        What was written since the lease was taken is written into the run.
+        What was written since the lease was taken is written into the first run; one that takes its
+        turn on the same memory has it.
         """
         with _LOCK:
             # `is not`, since arrays in cells are never written into: a new value is always a new
             # array.
-            changed = {n: c.array for c, n in self._names.items() if c.array is not self._given[c]}
+            given = self._given
+            changed = {
+                n: c.array for c, n in self._names.items() if c.array is not given.get(c, c.array)
+            }
             live.write({name: array for name, array in changed.items() if array is not None})
             self._given.clear()
             self._live = live
@@ -214,6 +231,11 @@ class Lease:
             for cell in self._names:
                 if cell.lease is self:
                     cell.reclaim()
+
+    def renewed(self) -> Lease:
+        """Return a lease on the same cells for the same claim, after this one has ended."""
+        cells = {name: cell for cell, name in self._names.items()}
+        return self if self.claim is None else lease(cells, self.claim)
 
     def left_by_name(self) -> dict[str, Array]:
         """Return the values that an ended lease left."""
@@ -263,6 +285,11 @@ class Lease:
                 cell.array = array
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its cells."""
+        return tuple(self._names.values())
+
+    @property
     def is_free(self) -> bool:
         """Whether nobody trains the values now: between steps, or where an interrupt cut a call.
 
@@ -288,18 +315,18 @@ class Lease:
 def _cell_with(array: Array | None) -> ParameterStorage:
     cell = ParameterStorage()
     if array is not None:
-        array.flags.writeable = False
+        freeze(array)
         cell.array = array
     return cell
 
 
 def frozen(array: Array) -> Array:
     """Return an array that nobody can write into: itself, or a copy."""
-    # A read-only view may still change through its base, so only an owner is taken as it is.
-    if array.flags.owndata and not array.flags.writeable:
+    if is_frozen(array):
         return array
-    copy = np.array(array)
-    copy.flags.writeable = False
+    copy = aligned_empty(array.shape, array.dtype)
+    copy[...] = array
+    freeze(copy)
     return copy
 
 
@@ -327,6 +354,34 @@ def lease(
                 return new_lease
         for other in leases:
             other.sync_back()
+
+
+def lend_packed(
+    cells: Mapping[str, ParameterStorage], arrays: Mapping[str, Array], live: OpenRun
+) -> Lease | None:
+    """Leave the values of those cells that have these arrays to a plan that can give them back.
+
+    Cells whose values were asked for since a plan had them keep them. The lease is free at all
+    times: whoever reads ends it. None where no cell has such an array.
+    """
+    with _LOCK:
+        for cell in cells.values():
+            cell.reclaim()
+        handed = {
+            name: cell
+            for name, cell in cells.items()
+            if cell.lease is None
+            and not cell.is_wanted
+            and cell.array is not None
+            and cell.array is arrays.get(name)
+        }
+        if not handed:
+            return None
+        new_lease = Lease(handed, None, is_of_packed=True)
+        new_lease.attach(live)
+        for cell in handed.values():
+            cell.lease, cell.array = new_lease, None
+        return new_lease
 
 
 @contextmanager
@@ -374,6 +429,14 @@ def newest(cells: Mapping[str, ParameterStorage]) -> dict[str, Array]:
         by_cell |= other.read(members)
     arrays = {name: by_cell[cell] for name, cell in cells.items()}
     return {name: array for name, array in arrays.items() if array is not None}
+
+
+def are_leased(cells: Mapping[str, ParameterStorage]) -> bool:
+    """Whether a run has the values of some cells, so that what is read of them is a copy."""
+    with _LOCK:
+        for cell in cells.values():
+            cell.reclaim()
+        return any([cell.lease is not None for cell in cells.values()])
 
 
 def assign_values(arrays: Mapping[ParameterStorage, Array]) -> None:

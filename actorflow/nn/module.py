@@ -7,6 +7,7 @@ a dataclass, which is not hashable.
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
@@ -16,9 +17,11 @@ import numpy as np
 from actorflow.environment.default_seed import SEEDS, default_seed
 from actorflow.nn.lease import ParameterStorage, fill, frozen, newest
 from actorflow.nn.parameter import Buffer, ModelTensor, Parameter
+from actorflow.tensor.arguments import validate_arguments
+from actorflow.tensor.calls import pause_recording
 from actorflow.tensor.habits import accept_habits
 from actorflow.tensor.initial_values import initial_value
-from actorflow.tensor.tensor import MODULE_HINTS, unsupported_attribute, validate_arguments
+from actorflow.tensor.tensor import MODULE_HINTS, unsupported_attribute
 from actorflow.tensor.tracer import current_trace, find_source
 from compiler.contract.errors import CompileError
 
@@ -290,19 +293,40 @@ class Module:
 def initialise(model: Module, seed: int, but: Collection[str] = ()) -> None:
     """Give what has no values yet its first ones, which follow from seed and path.
 
-    Left out are the paths `but`. Whoever comes later, with whatever seed, finds these values.
+    Left out are the paths `but`, unless they begin from others, which no plan knows. Whoever comes
+    later, with whatever seed, finds these values.
     """
-    stored = {path: s for path, s in model.named_stored() if path not in but}
+    stored = dict(model.named_stored())
+    missing = {p: s for p, s in stored.items() if p not in but or s.origin is not None}
     # First values are drawn without the lock, which takes long; `fill` leaves cells that got some
     # meanwhile.
-    values = newest({path: s.cell for path, s in stored.items()})
+    values = newest({path: s.cell for path, s in missing.items()})
     fill(
         {
-            s.cell: frozen(initial_value(path, s.type, s.init, seed))
-            for path, s in stored.items()
+            s.cell: frozen(_first_value(path, s, stored, seed))
+            for path, s in missing.items()
             if path not in values
         }
     )
+
+
+def _first_value(
+    path: str, stored: ModelTensor, model: dict[str, ModelTensor], seed: int
+) -> np.ndarray[Any, Any]:
+    if stored.origin is None:
+        return initial_value(path, stored.type, stored.init, seed)
+    source, function = stored.origin
+    values = source.data
+    if values is None:
+        source_path = next((p for p, s in model.items() if s is source), None)
+        if source_path is None:
+            raise CompileError(
+                f"{find_source()}: {path!r} begins as a function of the {source.kind} made at"
+                f" {source.source}, which is no part of the model that is initialised; initialise"
+                " the whole model, or give both of them values"
+            )
+        values = _first_value(source_path, source, model, seed)
+    return stored.checked(function(values), path)
 
 
 def _tree(module: Module, seen: set[int]) -> list[str]:
@@ -375,9 +399,15 @@ def _item_at(item: Any, path: str) -> object:
 
 def _walk(root: Module, prefix: str) -> Iterator[tuple[str, Module | ModelTensor]]:
     """Yield what is below `root`, each object once and each path once."""
-    seen: set[int] = set()
+    parts: list[tuple[str, str, Module | ModelTensor]] = []
     places: dict[str, str] = {}
-    for path, place, item in _visit(root, prefix, type(root).__name__, seen):
+    recorder = pause_recording()
+    try:
+        _visit(root, prefix, type(root).__name__, set(), parts)
+    finally:
+        if recorder is not None:
+            sys.settrace(recorder)
+    for path, place, item in parts:
         # Two attributes may give one path: a dict with the keys 0 and "0".
         if path in places:
             raise CompileError(
@@ -389,18 +419,22 @@ def _walk(root: Module, prefix: str) -> Iterator[tuple[str, Module | ModelTensor
 
 
 def _visit(
-    item: Any, path: str, place: str, seen: set[int]
-) -> Iterator[tuple[str, str, Module | ModelTensor]]:
-    """Yield (path, place as Python writes it, item), depth first."""
+    item: Any,
+    path: str,
+    place: str,
+    seen: set[int],
+    parts: list[tuple[str, str, Module | ModelTensor]],
+) -> None:
+    """Append (path, place as Python writes it, item), depth first."""
     if id(item) in seen:  # met already, or a list that holds itself
         return
     seen.add(id(item))
     if isinstance(item, (Module, ModelTensor)):
-        yield path, place, item
+        parts.append((path, place, item))
     for name, step, child in _children(item):
         # Settings are left out here; only containers and parts of a model are walked.
         if isinstance(child, _HOLDERS):
-            yield from _visit(child, f"{path}.{name}" if path else name, place + step, seen)
+            _visit(child, f"{path}.{name}" if path else name, place + step, seen, parts)
 
 
 def _children(item: Any) -> list[tuple[str, str, Any]]:

@@ -86,6 +86,9 @@ class ModelTensor(Tensor):
 
     init: InitSpec
 
+    origin: tuple[ModelTensor, Callable[[Array], Array]] | None = None
+    """See `begin_from`."""
+
     _layout: Layout = ()
     _layout_source: SourceLocation
 
@@ -151,7 +154,17 @@ class ModelTensor(Tensor):
     @property
     def is_drawn(self) -> bool:
         """Whether its first values wait for `Module.init`, `Module.state` or a run."""
-        return self.init != _GIVEN
+        return self.init != _GIVEN or self.origin is not None
+
+    def begin_from(self, source: ModelTensor, function: Callable[[Array], Array]) -> None:
+        """Let it begin as a function of the first values of another one of the same model.
+
+        If the other one has values, it gets its own now. `function` returns an array of its shape.
+        """
+        self.origin, self.init = (source, function), _GIVEN
+        values = source.data
+        if values is not None:
+            self.load(function(values))
 
     @property
     def data(self) -> Array | None:
@@ -175,7 +188,7 @@ class ModelTensor(Tensor):
         """
         assign_values({self.cell: self.checked(array)})
 
-    def type_as(self, dtype: str | None) -> TensorType:
+    def type_in(self, dtype: str | None) -> TensorType:
         """Return the type with another dtype, if floats may have it here and these are some."""
         if dtype is None or not self.dtype.is_float:
             return self._type
@@ -401,7 +414,7 @@ class Buffer(ModelTensor):
     @property
     def is_drawn(self) -> bool:
         """Whether its first values wait for a seed."""
-        return dict(self.init).get("kind") in _DRAWN
+        return dict(self.init).get("kind") in _DRAWN or self.origin is not None
 
     def assign(self, value: Operand) -> None:
         """Give the buffer another value, of its type; inside a job.

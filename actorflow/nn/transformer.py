@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
 
 from actorflow import functional
 from actorflow.nn.attention import MultiheadAttention, check_heads, tensor_parallel_sbp
-from actorflow.nn.layers import MOST_LAYERS, Dropout, Linear, ModuleList, checked_extent
+from actorflow.nn.init import xavier_uniform_
+from actorflow.nn.layers import MOST_LAYERS, Dropout, Linear, M, ModuleList, checked_extent
 from actorflow.nn.module import Module
 from actorflow.nn.norm_layers import LayerNorm
 from actorflow.tensor.layouts import Words
@@ -50,13 +54,13 @@ class Attention(Module):
         self.proj = Linear(dim, dim, sbp=last)
         self.drop = Dropout(dropout)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return [batch, T, dim]."""
+    def __call__(self, x: Tensor, segments: Operand | None = None) -> Tensor:
+        """Return [batch, T, dim]. Of `segments` [batch, T] a query sees keys of its own alone."""
         if x.ndim != 3:
             raise CompileError(f"{find_source()}: Attention needs [batch, T, dim], got {x.type}")
         batch, length, dim = x.shape
         q, k, v = self._projected(x)
-        mixed = functional.attention(q, k, v, causal=self.causal)
+        mixed = functional.attention(q, k, v, causal=self.causal, segments=segments)
         joined = mixed.permute(0, 2, 1, 3).reshape(batch, length, dim)
         return self.drop(self.proj(joined))
 
@@ -112,9 +116,9 @@ class TransformerBlock(Module):
         self.attn = Attention(dim, heads=heads, causal=causal, dropout=dropout, sbp=sbp)
         self.mlp = MLP(dim, dropout=dropout, sbp=sbp)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return a tensor of the same type as x."""
-        x = x + self.attn(self.norm1(x))
+    def __call__(self, x: Tensor, segments: Operand | None = None) -> Tensor:
+        """Return a tensor of the same type as x; `segments` as `Attention` has them."""
+        x = x + self.attn(self.norm1(x), segments)
         return x + self.mlp(self.norm2(x))
 
 
@@ -154,11 +158,40 @@ def _activation(given: str | Function) -> Function:
 class _ResidualLayer(Module):
     """What encoder and decoder layers have in common: sums of branches, the last of them an MLP."""
 
-    linear1: Linear
-    linear2: Linear
-    dropout: Dropout
-    activation: Function
-    norm_first: bool
+    _attentions: ClassVar[tuple[str, ...]] = ("self_attn",)
+    self_attn: MultiheadAttention
+    norm1: LayerNorm
+    norm2: LayerNorm
+    dropout1: Dropout
+    dropout2: Dropout
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Function = functional.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        *,
+        sbp: Words | None = None,
+    ) -> None:
+        first, last = tensor_parallel_sbp(sbp, type(self).__name__, "heads and hidden columns")
+        for name in self._attentions:
+            options: dict[str, Any] = {"batch_first": batch_first, "sbp": sbp}
+            vars(self)[name] = MultiheadAttention(d_model, nhead, dropout, bias, **options)
+        self.linear1 = Linear(d_model, dim_feedforward, bias=bias, sbp=first)
+        self.linear2 = Linear(dim_feedforward, d_model, bias=bias, sbp=last)
+        branches = range(1, len(self._attentions) + 2)
+        vars(self).update(
+            {f"norm{i}": LayerNorm(d_model, layer_norm_eps, bias=bias) for i in branches}
+        )
+        self.dropout = Dropout(dropout)
+        vars(self).update({f"dropout{i}": Dropout(dropout) for i in branches})
+        self.activation, self.norm_first = _activation(activation), norm_first
 
     def _feed(self, x: Tensor) -> Tensor:
         return self.linear2(self.dropout(self.activation(self.linear1(x))))
@@ -175,33 +208,6 @@ class TransformerEncoderLayer(_ResidualLayer):
     `sbp={"model": af.split(0)}` the ranks along an axis of a job's mesh share the heads, as in
     `MultiheadAttention`, and the columns between the two linear layers.
     """
-
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str | Function = functional.relu,
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = False,
-        norm_first: bool = False,
-        bias: bool = True,
-        *,
-        sbp: Words | None = None,
-    ) -> None:
-        first, last = tensor_parallel_sbp(
-            sbp, "TransformerEncoderLayer", "heads and hidden columns"
-        )
-        self.self_attn = MultiheadAttention(
-            d_model, nhead, dropout, bias, batch_first=batch_first, sbp=sbp
-        )
-        self.linear1 = Linear(d_model, dim_feedforward, bias=bias, sbp=first)
-        self.linear2 = Linear(dim_feedforward, d_model, bias=bias, sbp=last)
-        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias)
-        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias)
-        self.dropout, self.dropout1, self.dropout2 = [Dropout(dropout) for _ in range(3)]
-        self.activation, self.norm_first = _activation(activation), norm_first
 
     def __call__(
         self,
@@ -223,36 +229,10 @@ class TransformerEncoderLayer(_ResidualLayer):
 class TransformerDecoderLayer(_ResidualLayer):
     """As `TransformerEncoderLayer`, with attention to `memory` between its two branches."""
 
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str | Function = functional.relu,
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = False,
-        norm_first: bool = False,
-        bias: bool = True,
-        *,
-        sbp: Words | None = None,
-    ) -> None:
-        first, last = tensor_parallel_sbp(
-            sbp, "TransformerDecoderLayer", "heads and hidden columns"
-        )
-        self.self_attn, self.multihead_attn = [
-            MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, sbp=sbp)
-            for _ in range(2)
-        ]
-        self.linear1 = Linear(d_model, dim_feedforward, bias=bias, sbp=first)
-        self.linear2 = Linear(dim_feedforward, d_model, bias=bias, sbp=last)
-        self.norm1, self.norm2, self.norm3 = [
-            LayerNorm(d_model, layer_norm_eps, bias=bias) for _ in range(3)
-        ]
-        self.dropout, self.dropout1, self.dropout2, self.dropout3 = [
-            Dropout(dropout) for _ in range(4)
-        ]
-        self.activation, self.norm_first = _activation(activation), norm_first
+    _attentions = ("self_attn", "multihead_attn")
+    multihead_attn: MultiheadAttention
+    norm3: LayerNorm
+    dropout3: Dropout
 
     def __call__(
         self,
@@ -327,7 +307,99 @@ class TransformerDecoder(Module):
         return tgt if self.norm is None else self.norm(tgt)
 
 
-def _copies(layer: Module, count: int) -> ModuleList:
+class Transformer(Module):
+    """An encoder, and a decoder that attends to its result, as torch's `nn.Transformer`.
+
+    Both end with a norm, and weights of two axes start by `nn.init.xavier_uniform_`; a
+    `custom_encoder` or `custom_decoder` is taken as it is. `sbp` as of `TransformerEncoderLayer`.
+    """
+
+    def __init__(
+        self,
+        d_model: int = 512,
+        nhead: int = 8,
+        num_encoder_layers: int = 6,
+        num_decoder_layers: int = 6,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Function = functional.relu,
+        custom_encoder: Module | None = None,
+        custom_decoder: Module | None = None,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        *,
+        sbp: Words | None = None,
+    ) -> None:
+        sizes = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps)
+        options: dict[str, Any] = {"batch_first": batch_first, "norm_first": norm_first}
+        options |= {"bias": bias, "sbp": sbp}
+
+        def norm() -> LayerNorm:
+            return LayerNorm(d_model, layer_norm_eps, bias=bias)
+
+        if custom_encoder is None:
+            layer = TransformerEncoderLayer(*sizes, **options)
+            self.encoder = _glorot(TransformerEncoder(layer, num_encoder_layers, norm()))
+        else:
+            self.encoder = custom_encoder
+        if custom_decoder is None:
+            deep = TransformerDecoderLayer(*sizes, **options)
+            self.decoder = _glorot(TransformerDecoder(deep, num_decoder_layers, norm()))
+        else:
+            self.decoder = custom_decoder
+        self.d_model, self.batch_first = checked_size(d_model, "d_model"), batch_first
+
+    def __call__(
+        self,
+        src: Tensor,
+        tgt: Tensor,
+        src_mask: Operand | None = None,
+        tgt_mask: Operand | None = None,
+        memory_mask: Operand | None = None,
+        src_key_padding_mask: Operand | None = None,
+        tgt_key_padding_mask: Operand | None = None,
+        memory_key_padding_mask: Operand | None = None,
+        src_is_causal: bool = False,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """Return a tensor of the same type as tgt [T, batch, d_model], for src [S, batch, d_model].
+
+        With `batch_first` the first two axes are the other way round. Masks are those of
+        `MultiheadAttention`; `tgt_is_causal` is the mask of a decoder, without an array.
+        """
+        axis = 0 if self.batch_first else 1
+        is_batch = src.ndim == tgt.ndim == 3 and src.shape[axis] == tgt.shape[axis]
+        widths = {src.shape[-1:], tgt.shape[-1:]}
+        if not (is_batch or src.ndim == tgt.ndim == 2) or widths != {(self.d_model,)}:
+            order = "[batch, T, d_model]" if self.batch_first else "[T, batch, d_model]"
+            raise CompileError(
+                f"{find_source()}: Transformer expects src and tgt {order} of one batch, or without"
+                f" it, and d_model={self.d_model}; got {src.type} and {tgt.type}"
+            )
+        memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
+        masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
+        decoded: Tensor = self.decoder(tgt, memory, *masks, tgt_is_causal, memory_is_causal)
+        return decoded
+
+    @staticmethod
+    def generate_square_subsequent_mask(sz: int) -> np.ndarray[Any, Any]:
+        """Return the mask of a decoder for `sz` places: 0, and -inf for later ones, float32."""
+        size = checked_extent("the mask", "sz", sz)
+        return np.triu(np.full((size, size), -np.inf, np.float32), 1)
+
+
+def _glorot(stack: Module) -> Module:
+    """Let all weights of two and more axes of a module begin as torch's `Transformer` does."""
+    for _, parameter in stack.named_parameters():
+        if parameter.ndim > 1:
+            xavier_uniform_(parameter)
+    return stack
+
+
+def _copies(layer: M, count: int) -> ModuleList[M]:
     if not isinstance(layer, Module):
         raise CompileError(f"{find_source()}: a layer must be a module, got {type(layer).__name__}")
     num = checked_extent("Transformer", "num_layers", count, MOST_LAYERS)

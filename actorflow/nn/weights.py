@@ -81,7 +81,7 @@ def load_values(
     report = LoadReport(tuple(by_path), tuple(missing), tuple(unused), likely)
     if (strict and (missing or unused)) or (stored and not by_path):
         raise CompileError(f"{find_source()}: cannot load {owner}: {report}")
-    types = {path: stored[path].type_as(dtype) for path in by_path}
+    types = {path: stored[path].type_in(dtype) for path in by_path}
     values: dict[str, np.ndarray[Any, Any]] = {}
     for path, names in by_path.items():
         for name in names:

@@ -345,26 +345,16 @@ def _kept(x: Tensor, axes: list[int], keep: bool) -> list[int]:
     return [1 if i in axes else n for i, n in enumerate(x.shape) if keep or i not in axes]
 
 
-def _least(dtype: str) -> Any:
-    """Return what the maximum of nothing is."""
-    if dtype == "bool":
-        return False
-    return -np.inf if dtype.startswith("float") else np.iinfo(dtype).min
+def _extreme(function: Callable[..., Tensor], sign: int) -> Callable[..., Tensor]:
+    """Return a reduction to the largest or smallest; of nothing it is the last of the other end."""
 
-
-def _most(dtype: str) -> Any:
-    if dtype == "bool":
-        return True
-    return np.inf if dtype.startswith("float") else np.iinfo(dtype).max
-
-
-def _extreme(
-    function: Callable[..., Tensor], of_nothing: Callable[[str], Any]
-) -> Callable[..., Tensor]:
     def over(x: Tensor, axes: list[int], keep: bool) -> Tensor:
         if any(x.shape[a] == 0 for a in axes):
-            fill = np.asarray(of_nothing(x.dtype.value), x.dtype.value)
-            return as_tensor(fill).broadcast_to(*_kept(x, axes, keep))
+            dtype, fill = x.dtype.value, np.asarray(sign * np.inf)
+            if not x.dtype.is_float:
+                ends = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+                fill = np.asarray(ends[sign > 0])
+            return as_tensor(fill.astype(dtype)).broadcast_to(*_kept(x, axes, keep))
         return function(x, axes, keepdim=keep)
 
     return over
@@ -480,9 +470,9 @@ ARRANGING: dict[str, Callable[..., Any]] = {
             "ReduceL2": lambda x, axes, keep: af.sqrt(af.sum(af.square(x), axes, keepdim=keep)),
             "ReduceLogSum": lambda x, axes, keep: af.log(af.sum(x, axes, keepdim=keep)),
             "ReduceLogSumExp": _log_sum_exp,
-            "ReduceMax": _extreme(af.amax, _least),
+            "ReduceMax": _extreme(af.amax, -1),
             "ReduceMean": _mean,
-            "ReduceMin": _extreme(af.amin, _most),
+            "ReduceMin": _extreme(af.amin, 1),
             "ReduceProd": _prod,
             "ReduceSum": _sum,
             "ReduceSumSquare": lambda x, axes, keep: _sum(af.square(x), axes, keep),

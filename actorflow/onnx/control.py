@@ -206,35 +206,24 @@ _RECURRENT = (
 )
 
 
-@taking(*_RECURRENT)
-def _rnn(
-    X: Tensor,
-    W: Tensor,
-    R: Tensor,
-    B: Tensor | None = None,
-    sequence_lens: Tensor | None = None,
-    initial_h: Tensor | None = None,
-    *,
-    step: StepCall,
-    **how: Any,
-) -> State:
-    return _recurrent(_rnn_cell, (X, W, R, B, sequence_lens), (initial_h,), step)
+def _of_one_state(cell_of: Callable[[dict[str, Any]], RecurrentStep]) -> Callable[..., State]:
+    """Return the operator of a layer whose cell follows from the attributes."""
 
+    @taking(*_RECURRENT)
+    def operator(
+        X: Tensor,
+        W: Tensor,
+        R: Tensor,
+        B: Tensor | None = None,
+        sequence_lens: Tensor | None = None,
+        initial_h: Tensor | None = None,
+        *,
+        step: StepCall,
+        **how: Any,
+    ) -> State:
+        return _recurrent(cell_of(how), (X, W, R, B, sequence_lens), (initial_h,), step)
 
-@taking(*_RECURRENT)
-def _gru(
-    X: Tensor,
-    W: Tensor,
-    R: Tensor,
-    B: Tensor | None = None,
-    sequence_lens: Tensor | None = None,
-    initial_h: Tensor | None = None,
-    *,
-    step: StepCall,
-    **how: Any,
-) -> State:
-    cell = _gru_cell(bool(how.get("linear_before_reset")))
-    return _recurrent(cell, (X, W, R, B, sequence_lens), (initial_h,), step)
+    return operator
 
 
 @taking(*_RECURRENT)
@@ -255,10 +244,10 @@ def _lstm(
 
 
 CONTROL: dict[str, Callable[..., Any]] = {
-    "GRU": _gru,
+    "GRU": _of_one_state(lambda how: _gru_cell(bool(how.get("linear_before_reset")))),
     "If": _if,
     "LSTM": _lstm,
     "Loop": _loop,
-    "RNN": _rnn,
+    "RNN": _of_one_state(lambda how: _rnn_cell),
     "Scan": _scan,
 }

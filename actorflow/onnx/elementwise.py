@@ -78,16 +78,11 @@ def _is_inf(X: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) ->
     return af.logical_or(up, down)
 
 
-def _leaky_relu(X: Tensor, *, alpha: float = 0.01) -> Tensor:
-    return af.leaky_relu(X, alpha)
+def _of_alpha(function: Callable[..., Tensor], default: float = 1.0) -> Callable[..., Tensor]:
+    def operator(X: Tensor, *, alpha: float = default) -> Tensor:
+        return function(X, alpha)
 
-
-def _elu(X: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return af.elu(X, alpha)
-
-
-def _celu(X: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return af.celu(X, alpha)
+    return operator
 
 
 def _selu(
@@ -104,10 +99,6 @@ def _gelu(X: Tensor, *, approximate: str = "none", step: StepCall) -> Tensor:
 
 def _hard_sigmoid(X: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
     return af.clamp(X * alpha + beta, 0.0, 1.0)
-
-
-def _thresholded_relu(X: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return af.threshold(X, alpha, 0.0)
 
 
 def _shrink(input: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:  # noqa: A002
@@ -287,18 +278,18 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "BitShift": _bit_shift,
     "Cast": _cast,
     "CastLike": _cast_like,
-    "Celu": _celu,
+    "Celu": _of_alpha(af.celu),
     "Clip": _clip,
     "Constant": _constant_value,
     "ConstantOfShape": _constant_of_shape,
     "Div": _div,
-    "Elu": _elu,
+    "Elu": _of_alpha(af.elu),
     "EyeLike": _eye_like,
     "Gelu": _gelu,
     "HardSigmoid": _hard_sigmoid,
     "Identity": _unary(lambda x: x),
     "IsInf": _is_inf,
-    "LeakyRelu": _leaky_relu,
+    "LeakyRelu": _of_alpha(af.leaky_relu, 0.01),
     "Mod": _mod,
     "PRelu": _prelu,
     "Pow": _pow,
@@ -309,6 +300,6 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "Size": _size,
     "SwiGLU": _swiglu,
     "Swish": _swish,
-    "ThresholdedRelu": _thresholded_relu,
+    "ThresholdedRelu": _of_alpha(lambda x, alpha: af.threshold(x, alpha, 0.0)),
     "Where": _where,
 }

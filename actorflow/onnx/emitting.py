@@ -115,22 +115,6 @@ def _bitwise(name: str) -> Emit:
     return emit
 
 
-def _not_equal(at: NodeCall) -> Any:
-    return at.add("Not", at.add("Equal", *at.inputs))
-
-
-def _square(at: NodeCall) -> Any:
-    return at.add("Mul", at.inputs[0], at.inputs[0])
-
-
-def _rsqrt(at: NodeCall) -> Any:
-    return at.add("Reciprocal", at.add("Sqrt", *at.inputs))
-
-
-def _silu(at: NodeCall) -> Any:
-    return at.add("Mul", at.inputs[0], at.add("Sigmoid", at.inputs[0]))
-
-
 def _gelu_exact(at: NodeCall) -> Any:
     if at.opset >= 20:
         return at.add("Gelu", *at.inputs)
@@ -161,10 +145,6 @@ def _elu(at: NodeCall) -> Any:
     return y if scale == 1.0 else at.add("Mul", y, at.number(scale))
 
 
-def _leaky_relu(at: NodeCall) -> Any:
-    return at.add("LeakyRelu", *at.inputs, alpha=at.attrs.float_("negative_slope"))
-
-
 def _prelu(at: NodeCall) -> Any:
     x, weight = at.inputs
     return at.add("Where", at.add("Greater", x, at.number(0.0)), x, at.add("Mul", x, weight))
@@ -178,10 +158,6 @@ def _softplus(at: NodeCall) -> Any:
     return at.add("Where", at.add("Greater", z, at.number(at.attrs.float_("threshold"))), x, soft)
 
 
-def _log_sigmoid(at: NodeCall) -> Any:
-    return at.add("Neg", at.add("Softplus", at.add("Neg", *at.inputs)))
-
-
 def _mish(at: NodeCall) -> Any:
     if at.opset >= 18:
         return at.add("Mish", *at.inputs)
@@ -191,10 +167,6 @@ def _mish(at: NodeCall) -> Any:
 def _hardtanh(at: NodeCall) -> Any:
     bounds = [at.number(at.attrs.float_(name)) for name in ("low", "high")]
     return at.add("Clip", at.inputs[0], *bounds)
-
-
-def _hardsigmoid(at: NodeCall) -> Any:
-    return at.add("HardSigmoid", *at.inputs, alpha=1 / 6, beta=0.5)
 
 
 def _threshold(at: NodeCall) -> Any:
@@ -237,19 +209,7 @@ def _floor_divide(at: NodeCall) -> Any:
     return at.add("Where", lower, at.add("Sub", quotient, at.number(1)), quotient)
 
 
-def _cast(at: NodeCall) -> Any:
-    return at.add("Cast", at.inputs[0], to=ELEMENT_TYPES[at.result.dtype.value])
-
-
-def _same(at: NodeCall) -> Any:
-    return at.inputs[0]
-
-
 # Arranging.
-
-
-def _reshape(at: NodeCall) -> Any:
-    return at.writer.reshape(at.inputs[0], at.ints("shape"))
 
 
 def _broadcast_to(at: NodeCall) -> Any:
@@ -259,10 +219,6 @@ def _broadcast_to(at: NodeCall) -> Any:
         if shape == at.shape()
         else at.add("Expand", at.inputs[0], at.writer.vector(shape))
     )
-
-
-def _transpose(at: NodeCall) -> Any:
-    return at.add("Transpose", at.inputs[0], perm=list(at.attrs.ints("perm")))
 
 
 def _slice(at: NodeCall) -> Any:
@@ -279,10 +235,6 @@ def _slice(at: NodeCall) -> Any:
     paces = [steps[a] for a in axes]
     last = [] if set(paces) == {1} else [at.writer.axes(*paces)]
     return at.add("Slice", at.inputs[0], *vectors, at.writer.axes(*axes), *last)
-
-
-def _concat(at: NodeCall) -> Any:
-    return at.add("Concat", *at.inputs, axis=at.attrs.int_("axis"))
 
 
 def _pad(at: NodeCall) -> Any:
@@ -337,10 +289,6 @@ def _recurrence(at: NodeCall) -> Any:
     return at.add("CumSum", at.inputs[1], last, reverse=int(at.attrs.bool_("reverse")))
 
 
-def _embedding(at: NodeCall) -> Any:
-    return at.add("Gather", *at.inputs, axis=0)
-
-
 def _flat_index(at: NodeCall) -> Any:
     flat, index = at.inputs
     extent = at.graph.int_(at.place, "extent")
@@ -348,10 +296,6 @@ def _flat_index(at: NodeCall) -> Any:
     is_low = at.add("Less", index, at.writer.number(0, "int64"))
     index = at.add("Where", is_low, at.add("Add", index, wide), index)
     return at.add("Add", at.add("Mul", flat, wide), index)
-
-
-def _checked_index(at: NodeCall) -> Any:
-    return at.writer.reshape(at.inputs[0], at.result_shape)
 
 
 def _embedding_grad(at: NodeCall) -> Any:
@@ -460,10 +404,6 @@ def _softmax(at: NodeCall) -> Any:
     return at.add("Softmax", x, axis=-1)
 
 
-def _log_softmax(at: NodeCall) -> Any:
-    return at.add("LogSoftmax", at.inputs[0], axis=-1)
-
-
 def _attention(at: NodeCall) -> Any:
     q, k, v, *more = at.inputs
     if len(more) > 1:
@@ -568,6 +508,7 @@ READ_AS_EXTENTS = (
 
 EMITTERS: dict[str, Emit] = {
     **{name: _simple(op_type) for name, op_type in _NAMES.items()},
+    **dict.fromkeys(("copy_to", "stop_gradient", "to_sbp"), lambda at: at.inputs[0]),
     "argmax": _argmax,
     "argsort": _argsort,
     "attention": _attention,
@@ -576,53 +517,52 @@ EMITTERS: dict[str, Emit] = {
     "bitwise_or": _bitwise("Or"),
     "bitwise_xor": _bitwise("Xor"),
     "broadcast_to": _broadcast_to,
-    "cast": _cast,
-    "checked_index": _checked_index,
-    "concat": _concat,
+    "cast": lambda at: at.add("Cast", at.inputs[0], to=ELEMENT_TYPES[at.result.dtype.value]),
+    "checked_index": lambda at: at.writer.reshape(at.inputs[0], at.result_shape),
+    "concat": lambda at: at.add("Concat", *at.inputs, axis=at.attrs.int_("axis")),
     "cond": _cond,
     "conv": _conv,
     "conv_input_grad": _conv_transpose,
-    "copy_to": _same,
     "elu": _elu,
-    "embedding": _embedding,
+    "embedding": lambda at: at.add("Gather", *at.inputs, axis=0),
     "embedding_grad": _embedding_grad,
     "flat_index": _flat_index,
     "floor_divide": _floor_divide,
     "gelu": _gelu,
     "gelu_exact": _gelu_exact,
-    "hardsigmoid": _hardsigmoid,
+    "hardsigmoid": lambda at: at.add("HardSigmoid", *at.inputs, alpha=1 / 6, beta=0.5),
     "hardtanh": _hardtanh,
     "layer_norm": _layer_norm,
-    "leaky_relu": _leaky_relu,
+    "leaky_relu": lambda at: at.add(
+        "LeakyRelu", *at.inputs, alpha=at.attrs.float_("negative_slope")
+    ),
     "lerp": _lerp,
-    "log_sigmoid": _log_sigmoid,
-    "log_softmax": _log_softmax,
+    "log_sigmoid": lambda at: at.add("Neg", at.add("Softplus", at.add("Neg", *at.inputs))),
+    "log_softmax": lambda at: at.add("LogSoftmax", at.inputs[0], axis=-1),
     "max": _reduce("ReduceMax"),
     "max_pool": _max_pool,
     "maximum": _extreme("Max", "Or"),
     "mean": _reduce("ReduceMean"),
     "minimum": _extreme("Min", "And"),
     "mish": _mish,
-    "not_equal": _not_equal,
+    "not_equal": lambda at: at.add("Not", at.add("Equal", *at.inputs)),
     "pad": _pad,
     "prelu": _prelu,
     "recurrence": _recurrence,
     "remainder": _remainder,
-    "reshape": _reshape,
+    "reshape": lambda at: at.writer.reshape(at.inputs[0], at.ints("shape")),
     "rms_norm": _rms_norm,
-    "rsqrt": _rsqrt,
+    "rsqrt": lambda at: at.add("Reciprocal", at.add("Sqrt", *at.inputs)),
     "scan": _scan,
-    "silu": _silu,
+    "silu": lambda at: at.add("Mul", at.inputs[0], at.add("Sigmoid", at.inputs[0])),
     "slice": _slice,
     "softmax": _softmax,
     "softplus": _softplus,
-    "square": _square,
+    "square": lambda at: at.add("Mul", at.inputs[0], at.inputs[0]),
     "standardised": _standardised,
-    "stop_gradient": _same,
     "sum": _reduce("ReduceSum"),
     "threshold": _threshold,
-    "to_sbp": _same,
-    "transpose": _transpose,
+    "transpose": lambda at: at.add("Transpose", at.inputs[0], perm=list(at.attrs.ints("perm"))),
     "trunc": _trunc,
 }
 """By op; what stands in none of these is refused by name."""

@@ -47,6 +47,7 @@ def _einsum(*Inputs: Tensor, equation: str) -> Tensor:
 
 # Windows.
 
+Array = np.ndarray[Any, Any]
 Extents = tuple[int, ...]
 
 
@@ -468,25 +469,27 @@ def _scaled_sizes(
     return extents, factors
 
 
-def _nearest(extent: int, count: int, scale: float, where: str, rounds: str) -> Known | None:
-    """Return the elements that are taken along an axis; None for a mode that is not known."""
+def _places(extent: int, count: int, scale: float, where: str, step: StepCall) -> Array:
+    """Return where along an axis of `extent` elements each of `count` lies, float64."""
     at = np.arange(count, dtype=np.float64)
-    if where in ("half_pixel", "pytorch_half_pixel"):
-        x = (at + 0.5) / scale - 0.5
-        x = x * (count > 1) if where == "pytorch_half_pixel" else x
-    elif where == "asymmetric":
-        x = at / scale
-    elif where == "align_corners":
-        x = at * (extent - 1) / ((scale * extent - 1) or 1.0)
-    else:
-        return None
-    rounded = {
-        "round_prefer_floor": np.ceil(x - 0.5),
-        "round_prefer_ceil": np.floor(x + 0.5),
-        "floor": np.floor(x),
-        "ceil": np.ceil(x),
-    }.get(rounds)
-    return None if rounded is None else np.clip(rounded, 0, extent - 1).astype(np.int64)
+    centres = (at + 0.5) / scale - 0.5
+    places = {
+        "half_pixel": centres,
+        "pytorch_half_pixel": centres * (count > 1),
+        "asymmetric": at / scale,
+        "align_corners": at * (extent - 1) / ((scale * extent - 1) or 1.0),
+    }
+    if where not in places:
+        step.refuse(f"knows the coordinates {', '.join(places)}, got {where!r}")
+    return places[where]
+
+
+_ROUNDED: dict[str, Callable[[Array], Array]] = {
+    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
 
 
 _RESIZE_DEFAULTS = {
@@ -519,37 +522,27 @@ def _resize(
     for axis, (n, count) in enumerate(zip(X.shape, extents, strict=True)):
         if count == n and factors[axis] == 1.0:
             continue
-        if mode == "nearest":
-            at = _nearest(n, count, factors[axis], where, rounds)
-            if at is None:
-                step.refuse(f"knows no {where!r} with {rounds!r}")
-            X = af.index_select(X, axis, at)
-        elif mode == "linear":
-            X = _linear(X, axis, count, factors[axis], where, step)
-        else:
+        if mode not in ("nearest", "linear"):
             step.refuse(f"resizes by 'nearest' and 'linear', got {mode!r}")
+        at = _places(n, count, factors[axis], where, step)
+        if mode == "linear":
+            X = _linear(X, axis, at)
+            continue
+        if rounds not in _ROUNDED:
+            step.refuse(f"knows the roundings {', '.join(_ROUNDED)}, got {rounds!r}")
+        X = af.index_select(X, axis, np.clip(_ROUNDED[rounds](at), 0, n - 1).astype(np.int64))
     return X
 
 
-def _linear(X: Tensor, axis: int, count: int, scale: float, where: str, step: StepCall) -> Tensor:
+def _linear(X: Tensor, axis: int, places: Array) -> Tensor:
     extent = X.shape[axis]
-    at = np.arange(count, dtype=np.float64)
-    if where == "half_pixel" or (where == "pytorch_half_pixel" and count > 1):
-        x = (at + 0.5) / scale - 0.5
-    elif where == "pytorch_half_pixel":
-        x = at * 0
-    elif where == "asymmetric":
-        x = at / scale
-    elif where == "align_corners":
-        x = at * (extent - 1) / ((scale * extent - 1) or 1.0)
-    else:
-        step.refuse(f"knows no coordinates {where!r}")
-    x = np.clip(x, 0, extent - 1)
+    x = np.clip(places, 0, extent - 1)
     low = np.floor(x).astype(np.int64)
     high = np.minimum(low + 1, extent - 1)
     part = (x - low).astype(X.dtype.value).reshape(-1, *[1] * (X.ndim - axis - 1))
     first, second = af.index_select(X, axis, low), af.index_select(X, axis, high)
-    return first + (second - first) * part
+    blend: Tensor = first + (second - first) * part
+    return blend
 
 
 def _upsample(X: Tensor, scales: Known, *, mode: str = "nearest", step: StepCall) -> Tensor:

@@ -8,6 +8,7 @@ exporters write to compute a shape end in numbers.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -185,6 +186,17 @@ class OnnxModule(Module):
             return results[0]
         return dict(zip(self.outputs, results, strict=True))
 
+    def __repr__(self) -> str:
+        """The ports of the model, its steps by operator, and how many numbers it trains."""
+        block = self._program.block
+        ports = [f"{port.name} {_shown(port)}" for port in self._ports]
+        counts = Counter([step.op_type for step in block.steps])
+        steps = ", ".join([f"{count} {name}" for name, count in counts.most_common()])
+        return (
+            f"OnnxModule({', '.join(ports)} -> {', '.join(self.outputs)})\n  steps: {steps}\n"
+            f"{self.num_parameters():,} parameters in {len(self.paths)} arrays"
+        )
+
 
 class Program:
     """The steps of a module. They never change, so that a trace need not look at each of them."""
@@ -221,6 +233,10 @@ def _stored(block: OnnxGraph) -> dict[str, Parameter | Buffer]:
     return found
 
 
+def _shown(port: ModelPort) -> str:
+    return f"{port.dtype}{['?' if n is None else n for n in port.shape or ()]}"
+
+
 def check_ports(ports: Sequence[ModelPort], tensors: Mapping[str, Tensor]) -> None:
     """Hold tensors against the inputs of a model. Raises OnnxError with the user's line."""
     symbols: dict[str, tuple[int, str]] = {}
@@ -233,7 +249,6 @@ def check_ports(ports: Sequence[ModelPort], tensors: Mapping[str, Tensor]) -> No
         )
     for port in ports:
         tensor = tensors[port.name]
-        shown = f"{port.dtype}{['?' if n is None else n for n in port.shape or ()]}"
         fits = tensor.dtype.value == port.dtype
         if port.shape is not None:
             fits = fits and len(port.shape) == tensor.ndim
@@ -249,7 +264,7 @@ def check_ports(ports: Sequence[ModelPort], tensors: Mapping[str, Tensor]) -> No
                     fits = False
         if not fits:
             raise OnnxError(
-                f"{find_source()}: the input {port.name!r} of the model is {shown}, got"
+                f"{find_source()}: the input {port.name!r} of the model is {_shown(port)}, got"
                 f" {tensor.type}"
             )
 

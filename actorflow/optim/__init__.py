@@ -2,11 +2,14 @@
 
 An optimizer is a recipe: while a training job is traced it declares its state as variables and says
 which update op changes each parameter. A schedule is a pure function of the step, traced into the
-graph like anything else, so there is nothing of it to checkpoint.
+graph like anything else, so there is nothing of it to checkpoint. Two are run by the host, between
+steps: what they do next depends on numbers of the steps before.
 
 recipes.py     what optimizers have in common; `group` and `on`, for parameters chosen by path
 optimizers.py  SGD, Adam, AdamW and others, each a dataclass of its settings; EMA of weights
 schedules.py   constant, cosine, warmup and others: the learning rate from the step
+plateau.py     ReduceLROnPlateau: a rate that the host lowers, in a buffer of the model
+lbfgs.py       LBFGS, which the host runs, over gradients that a job computes
 
 May import actorflow.{environment, functional, tensor}, compiler.contract, compiler.graph and
 compiler.ops.{families, language}. Begin reading at recipes.py: a new optimizer is a subclass of
@@ -15,6 +18,7 @@ compiler.ops.{families, language}. Begin reading at recipes.py: a new optimizer 
 
 from typing import TYPE_CHECKING
 
+from actorflow.optim.lbfgs import LBFGS as LBFGS
 from actorflow.optim.optimizers import EMA as EMA
 from actorflow.optim.optimizers import LAMB as LAMB
 from actorflow.optim.optimizers import SGD as SGD
@@ -25,6 +29,7 @@ from actorflow.optim.optimizers import AdamW as AdamW
 from actorflow.optim.optimizers import Lion as Lion
 from actorflow.optim.optimizers import Muon as Muon
 from actorflow.optim.optimizers import RMSprop as RMSprop
+from actorflow.optim.plateau import ReduceLROnPlateau as ReduceLROnPlateau
 from actorflow.optim.recipes import Group as Group
 from actorflow.optim.recipes import Optimizer as Optimizer
 from actorflow.optim.recipes import OptimizerPart as OptimizerPart

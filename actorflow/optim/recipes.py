@@ -196,7 +196,7 @@ def _declared(
     optimizer: RecipeOptimizer, trace: Trace, parameters: dict[str, TensorType]
 ) -> tuple[UpdateRule, ...]:
     check_patterns(optimizer.groups, tuple(parameters))
-    step, rates = step_of(trace), _RateTable(trace)
+    step, rates, line = step_of(trace), _RateTable(trace), find_source()
     rules = []
     for name, type_ in parameters.items():
         # The first group that matches decides, as `group` says.
@@ -210,7 +210,7 @@ def _declared(
             UpdateRule(
                 op=recipe.op,
                 variable=trace.variable(name, type_, "parameter", ()),
-                state=tuple([_declare(trace, state, name, type_) for state in recipe.states]),
+                state=tuple([_declare(trace, s, name, type_, line) for s in recipe.states]),
                 scalars=(rate._value_in(trace), *[step._value_in(trace)] * recipe.needs_step),
                 attrs=Attrs(_attrs(settings, recipe)),
             )
@@ -248,11 +248,13 @@ def _with(optimizer: Any, options: Mapping[str, object]) -> Any:
     return type(optimizer)(**(settings | {"groups": ()} | dict(options)))
 
 
-def _declare(trace: Trace, state: OptimizerState, name: str, type_: TensorType) -> Any:
+def _declare(
+    trace: Trace, state: OptimizerState, name: str, type_: TensorType, line: SourceLocation
+) -> Any:
     shape = type_.shape if state.shape is None else state.shape
     init = (("kind", "constant"), ("value", state.start)) if state.start else (("kind", "zeros"),)
     state_type = TensorType(type_.dtype, shape)
-    return trace.variable(f"{state.name}/{name}", state_type, "optimizer", init)
+    return trace.variable(f"{state.name}/{name}", state_type, "optimizer", init, line)
 
 
 class _RateTable:

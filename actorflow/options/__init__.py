@@ -6,11 +6,12 @@ the user's line, what was expected, what came, and how to mend it.
 
 job_options.py  `JobOptions`, and `LossScale` for jobs in float16
 run_spec.py     `RunSpec`, what a run is asked; `PlanOptions`, what a call asks of a plan;
-                `Evaluation`, `StopTraining`; checks of models, sources and functions
+                `Evaluation`; checks of models, sources, functions and callbacks
+keep.py         `Keep`: which checkpoints of a run stay
 
-May import actorflow.{checkpoint, data, environment, nn, optim, tensor}, compiler.contract,
-compiler.graph and compiler.ops.families. Must not import trace, compile or run, which read these
-values: what an evaluation asks of its job is the protocol `EvaluatingJob`.
+May import actorflow.{callbacks, checkpoint, data, environment, nn, optim, tensor},
+compiler.contract, compiler.graph and compiler.ops.families. Must not import trace, compile or run,
+which read these values: what an evaluation asks of its job is the protocol `EvaluatingJob`.
 
 Begin reading at job_options.py: run_spec.py reads the options of a job.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from numbers import Real
 
 import numpy as np
@@ -137,6 +137,13 @@ _LARGEST_VALUE = float(np.finfo(np.float32).max)
 _TOGETHER = {"rule": IntRange(1, MAX_TOGETHER)}
 
 
+_OF_COMPUTATION = (
+    "seed", "max_plans", "streams", "device", "devices", "gpu", "mesh", "precision", "debug",
+    "deterministic",
+)  # fmt: skip
+"""Options of a job that hold of what it computes, whether it trains or not."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
     """The options of a job.
@@ -151,7 +158,8 @@ class JobOptions:
             (`actorflow.environment.option_values`).
         seed: of initialisers and random ops; the same seed gives the same run, bit by bit. It is no
             part of the plan: another seed costs no compilation. By default that of `af.seed`, or 0.
-        max_plans: input signatures per model before a CompileError says that shapes keep changing.
+        max_plans: plans of a model, for batches of several shapes, that stay open between steps; of
+            more the one that was used least recently is closed. Memory is that of the largest.
         accumulate: batches per step; the update uses the mean of their gradients, and the outputs
             of a step are the means of theirs, element by element.
         clip_norm: what the norm of the gradients of a step, of all parameters together, is kept
@@ -219,7 +227,7 @@ class JobOptions:
     train: bool = True
     trainable: Patterns | None = None
     seed: int | None = field(default=None, metadata={"rule": SEEDS})
-    max_plans: int = field(default=4, metadata={"rule": IntRange(1, 1 << 30)})
+    max_plans: int = field(default=8, metadata={"rule": IntRange(1, 1 << 30)})
     accumulate: int = field(default=1, metadata=_TOGETHER)
     clip_norm: float | None = None
     clip_value: float | None = None
@@ -242,6 +250,15 @@ class JobOptions:
     loss_scale: LossScale | float | None = None
     debug: str | None = field(default=None, metadata={"rule": OneOfValues(("nan", "inf"))})
     deterministic: bool = field(default=False, metadata={"rule": OneOfValues((True, False))})
+
+    def changed(self) -> dict[str, str]:
+        """Return each option that is not its default, as Python would write its value."""
+        values = [(option, getattr(self, option.name)) for option in fields(self)]
+        return {o.name: repr(value) for o, value in values if value != o.default}
+
+    def without_training(self) -> JobOptions:
+        """Return the options of a job that computes the same, and trains nothing."""
+        return JobOptions(train=False, **{name: getattr(self, name) for name in _OF_COMPUTATION})
 
     @property
     def effective_seed(self) -> int:

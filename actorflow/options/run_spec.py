@@ -10,25 +10,39 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass, field, replace
+from math import ceil, gcd
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from actorflow.callbacks.protocol import (
+    METHODS,
+    Callback,
+    Metrics,
+    Results,
+    asked_outputs,
+    is_waited_for,
+)
 from actorflow.checkpoint.errors import CheckpointError, Every
-from actorflow.data import DataError, DataSource
-from actorflow.data.source import checked_spec
+from actorflow.data import Batch, DataError, DataSource
+from actorflow.data.source import EndlessSource, as_source, checked_spec, specs_of
 from actorflow.environment.default_seed import SEEDS
 from actorflow.environment.option_values import IntRange, OneOfValues, check_fields
 from actorflow.nn.module import Module
 from actorflow.options.job_options import JobOptions
-from actorflow.tensor.tracer import find_source, source_of
+from actorflow.options.keep import Keep
+from actorflow.tensor.tracer import current_trace, find_source, source_of
 from compiler.contract.errors import CompileError
 from compiler.contract.files import user_path
 from compiler.contract.placement import Mesh
 from compiler.contract.types import TensorType
 from compiler.graph.graph import Graph
+
+if TYPE_CHECKING:
+    from actorflow.data.epochs import SourcePasses
 
 ENDLESS = (1 << 40) - 1
 """Steps of a stream without an end: at a microsecond each, two weeks."""
@@ -52,6 +66,29 @@ def check_model(model: object) -> None:
     raise CompileError(f"{find_source()}: expected a model, came {describe_value(model)}; {mend}")
 
 
+def check_call(job: str, model: object) -> None:
+    """Raise CompileError for what is no model, and where a job cannot be called (see below)."""
+    check_model(model)
+    check_outside(job)
+
+
+def check_outside(job: str) -> None:
+    """Raise CompileError where a job is called in an eager block or in a function of another job.
+
+    There it would run once, while the function is traced, and what it returned would be a constant.
+    """
+    outer = current_trace()
+    if outer is None:
+        return
+    where, there = "a function that is traced", "there"
+    if outer.is_eager:
+        where, there = "an eager block", "in the block"
+    raise CompileError(
+        f"{find_source()}: job {job!r} was called in {where}; call it outside, or its function"
+        f" {there}"
+    )
+
+
 def check_source(data: object, *, is_kept: bool = True) -> None:
     """Raise DataError for what is no data source; one of an evaluation is never kept on disk."""
     _check_methods(data, _SOURCE if is_kept else _READ)
@@ -69,10 +106,23 @@ def _check_methods(data: object, names: tuple[str, ...]) -> None:
 def spec_of_source(data: DataSource | Mapping[str, TensorType]) -> dict[str, TensorType]:
     """Return the types of a source's batches, or those that were given. Raises DataError."""
     if not isinstance(data, Mapping):
-        _check_methods(data, ("spec",))
-        data = _typed(data.spec(), f"spec() of the {type(data).__name__}")
+        source = as_source(data)
+        _check_methods(source, ("spec",))
+        data = _typed(source.spec(), f"spec() of the {type(source).__name__}")
     try:
         return checked_spec(data)
+    except DataError as error:
+        raise DataError(f"{find_source()}: {error}") from None
+
+
+def specs_of_source(data: DataSource) -> tuple[dict[str, TensorType], ...]:
+    """Return the types of all batches that a source declares, that of `spec()` first.
+
+    Raises DataError.
+    """
+    main = spec_of_source(data)
+    try:
+        return (main, *[spec for spec in specs_of(as_source(data)) if spec != main])
     except DataError as error:
         raise DataError(f"{find_source()}: {error}") from None
 
@@ -108,9 +158,40 @@ def check_listener(name: str, listener: object) -> None:
         raise CompileError(
             f"{find_source()}: {name} must be a function, or None, got {describe_value(listener)}"
         )
-    why = _refusal_of_two(listener)
+    why = _refusal_of(listener, 2)
     if why:
         raise CompileError(f"{find_source()}: {name} is called with (step, results): {why}")
+
+
+def checked_callbacks(given: object) -> tuple[Callback, ...]:
+    """Return the callbacks of a list. Raises CompileError for anything else."""
+    if not isinstance(given, (list, tuple)):
+        raise CompileError(
+            f"{find_source()}: callbacks must be a list of callbacks, came {describe_value(given)}"
+        )
+    for one in given:
+        name, known = type(one).__name__, ", ".join(METHODS)
+        hears = [method for method in METHODS if callable(getattr(one, method, None))]
+        if isinstance(one, type) or not ({*hears} - {"close"} or asked_outputs(one)):
+            mend = f"it has none of the methods {known}"
+            if isinstance(one, type):
+                mend = f"make one of it: {one.__name__}(...)"
+            raise CompileError(
+                f"{find_source()}: expected a callback, came {describe_value(one)}; {mend}"
+            )
+        for method in [m for m in dir(one) if m.startswith("on_") and m not in METHODS]:
+            if callable(getattr(one, method)):
+                raise CompileError(
+                    f"{find_source()}: callback {name} has a method {method}, which nothing calls:"
+                    f" a callback has {known}"
+                )
+        for method in hears:
+            if why := _refusal_of(getattr(one, method), METHODS[method]):
+                raise CompileError(
+                    f"{find_source()}: {name}.{method} is called with {METHODS[method]}"
+                    f" arguments: {why}"
+                )
+    return tuple(given)
 
 
 def check_count(name: str, count: object) -> None:
@@ -137,7 +218,7 @@ def check_function(function: object) -> None:
             f"{find_source()}: expected a function of (model, batch), came"
             f" {describe_value(function)}; write @af.job(...) above the function"
         )
-    why = _refusal_of_two(function)
+    why = _refusal_of(function, 2)
     if why:
         raise CompileError(
             f"{source_of(function)}: a job's function takes (model, batch), and"
@@ -145,10 +226,10 @@ def check_function(function: object) -> None:
         )
 
 
-def _refusal_of_two(function: Callable[..., Any]) -> str:
-    """Return why a function cannot be called with two arguments, or nothing."""
+def _refusal_of(function: Callable[..., Any], count: int) -> str:
+    """Return why a function cannot be called with so many arguments, or nothing."""
     try:
-        inspect.signature(function).bind(None, None)
+        inspect.signature(function).bind(*[None] * count)
     except TypeError as error:
         return str(error)
     except ValueError:  # of a function in C nothing is known
@@ -209,9 +290,6 @@ def _typed(spec: object, what: str) -> Mapping[str, TensorType]:
     return spec
 
 
-Results = Mapping[str, float]
-"""Mean of every scalar output over the batches of one evaluation."""
-
 OnResult = Callable[[int, Results], object]
 
 
@@ -229,6 +307,16 @@ class EvaluatingJob(Protocol):
     def graph(self, model: Module, spec: dict[str, TensorType], /) -> Graph:
         """Return its logical graph for a model and the types of a batch."""
 
+    def stepped(self, model: Module, data: DataSource, /) -> AbstractContextManager[None]:
+        """Have it ready to be stepped on a source's batches, until the end of the context."""
+
+    def step(self, model: Module, batch: Batch, /) -> Metrics:
+        """Return its outputs for a model and a batch."""
+        ...
+
+    def close(self, model: Module, /) -> None:
+        """End what `step` has opened."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -238,7 +326,8 @@ class Evaluation:
         train.fit(model, data, steps=5000, evaluation=valid)
 
     It is part of the training plan: its actors read the variables in place, between two updates; no
-    copy of the model is made. Every evaluation sees the same batches, the first ones of its source.
+    copy of the model is made. Every evaluation sees the same batches, the first ones of its source,
+    which is another object than that of the training.
 
     `job` is one with train=False that returns at least one scalar. `on_result` is called as (step,
     means) on the evaluation's own thread. No further step begins before it returns: the model has
@@ -261,6 +350,7 @@ class Evaluation:
     def __post_init__(self) -> None:
         check_count("every of an Evaluation", self.every)
         check_count("batches of an Evaluation", self.batches)
+        object.__setattr__(self, "data", as_source(self.data))
         check_source(self.data, is_kept=False)
         check_listener("on_result of an Evaluation", self.on_result)
         if not isinstance(getattr(self.job, "options", None), JobOptions):
@@ -269,11 +359,16 @@ class Evaluation:
                 f" {describe_value(self.job)}; decorate a function of (model, batch)"
                 " with @af.job(train=False)"
             )
-        if self.job.options.train:
-            raise CompileError(
-                f"{find_source()}: job {self.job.name!r} trains, so it cannot evaluate; decorate"
-                " the function with @af.job(train=False)"
-            )
+        check_evaluates(self.job.name, self.job.options)
+
+
+def check_evaluates(job: str, options: JobOptions, call: str = "evaluate") -> None:
+    """Raise CompileError for a job that trains."""
+    if options.train:
+        raise CompileError(
+            f"{find_source()}: job {job!r} trains, so it cannot {call}; decorate the function"
+            " with @af.job(train=False)"
+        )
 
 
 def check_evaluation(evaluation: object) -> None:
@@ -285,6 +380,10 @@ def check_evaluation(evaluation: object) -> None:
         )
 
 
+_KEPT = 3
+"""Checkpoints that stay where nothing is said."""
+
+SAME, CHANGED = "same", "changed"
 RAISE, WARN, SKIP = POLICIES = ("raise", "warn", "skip")
 
 
@@ -294,6 +393,9 @@ class PlanOptions:
 
     `period`: between checkpoints, None for a plan that takes no snapshots. `evaluation`: between
     steps. `on_nan`: as `RunSpec` has it. `has_listener`: whether each step is waited for by one.
+    `asked_outputs`: those of the engine that are wanted besides the job's own. `kept_steps`: after
+    multiples of so many steps there has to be a snapshot, 0 for none. `shown`: patterns of the ops
+    whose values a replay shows whole, beside the ranges of all; None for a plan without ranges.
 
     Raises CompileError, with the user's line.
     """
@@ -302,6 +404,9 @@ class PlanOptions:
     evaluation: Evaluation | None = None
     on_nan: str = field(default=RAISE, metadata={"rule": OneOfValues(POLICIES)})
     has_listener: bool = False
+    asked_outputs: tuple[str, ...] = ()
+    kept_steps: int = 0
+    shown: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_evaluation(self.evaluation)
@@ -318,11 +423,15 @@ class RunSpec:
             that has no batch for the first step is an error.
         steps: total number of steps, those that a checkpoint has done included. Without
             `checkpoint` all are of this call, which begins at step 0 with fresh optimizer state.
+        epochs: passes of the source instead, counted in the same way. Where the source has a length
+            the number of steps follows from it; one that ends without is started again. The last
+            batches that fill no step of `accumulate` are left out.
         checkpoint: directory of the run, which also gets `metrics.jsonl`; None keeps nothing.
         every: time ("5s", "10min") or steps (500) between checkpoints; by time, the first
             snapshot that is due is written, and there is one at least every 16 steps. On several
             ranks the first one's clock counts.
         keep_last: checkpoints to keep.
+        keep: which checkpoints to keep, in place of `keep_last`; see `af.Keep`.
         on_nan: what to do when the loss is not finite. "raise" ends the run; "warn" trains on,
             and the newest checkpoint without NaN is kept; "skip" drops the updates of a step
             whose loss or gradients are not finite, for plans compiled so, and ends the run
@@ -331,7 +440,9 @@ class RunSpec:
         on_save_error: what to do when a checkpoint cannot be written: a full or read-only disk,
             a directory that was moved away. "raise" ends the run; "warn" trains on and tries
             again with the next one that is due, and raises when the last one fails.
-        progress: print the plan and live progress to stdout.
+        progress: print what runs, its memory and live progress to stdout.
+        verbose: print the whole plan before: actors, registers with their slots, each part of the
+            memory with its proof. `actorflow plan SCRIPT` shows the same without a run.
         seed: of initialisers and random ops, in place of the job's; no other plan is compiled. A
             model that has values keeps them, and a resumed run needs the seed that it began with.
         on_step: called with (step, outputs) on the metrics thread, in order. No further step begins
@@ -340,39 +451,140 @@ class RunSpec:
             k steps, for all k calls, with the values after the last of them. Of several ranks, and
             where a plan was compiled without `on_step`, none waits: values may be of later steps.
         evaluation: what the plan was compiled to evaluate between steps.
+        callbacks: what hears of the run, in this order, after `on_step` and `on_result`; see
+            `af.callbacks`. A run waits at each step for those that read the model.
+        resume: "changed" continues a checkpoint of another seed, or of other data, such as more of
+            it or another batch: a line says what differs and where the data goes on. "same" refuses
+            that.
     """
 
     data: DataSource
     _: KW_ONLY
-    steps: int
+    steps: int | None = None
+    epochs: int | None = None
     checkpoint: str | os.PathLike[str] | None = None
     every: str | int = "5s"
-    keep_last: int = field(default=3, metadata={"rule": IntRange(1, 1 << 30)})
+    keep_last: int = field(default=_KEPT, metadata={"rule": IntRange(1, 1 << 30)})
     on_nan: str = RAISE
     on_save_error: str = field(default="raise", metadata={"rule": OneOfValues(("raise", "warn"))})
     progress: bool = True
+    verbose: bool = False
     seed: int | None = field(default=None, metadata={"rule": SEEDS})
     on_step: OnStep | None = None
     evaluation: Evaluation | None = None
+    callbacks: Sequence[Callback] = ()
+    keep: Keep | None = None
+    resume: str = field(default=SAME, metadata={"rule": OneOfValues((SAME, CHANGED))})
     plan_options: PlanOptions = field(init=False, repr=False)
+    total_steps: int = field(init=False, repr=False, default=-1)
+    """`steps`: ENDLESS where the end of the data decides, and -1 until epochs are counted."""
+    passes: SourcePasses | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
+        if self.steps is not None:
+            object.__setattr__(self, "total_steps", self.steps)
+        object.__setattr__(self, "data", as_source(self.data))
         check_source(self.data)
-        check_steps(self.steps)
+        if isinstance(self.evaluation, Evaluation) and self.evaluation.data is self.data:
+            kind = type(self.data).__name__
+            raise DataError(
+                f"{find_source()}: fit and its evaluation read one {kind}, which has one position:"
+                " each would take batches from the other; make a second one for the evaluation, of"
+                " the same data or of other"
+            )
+        self._count_passes()
         check_directory(self.checkpoint)
         check_listener("on_step", self.on_step)
-        every, listens = parse_every(self.every), self.on_step is not None
-        period = None if self.checkpoint is None else every
-        options = PlanOptions(period, self.evaluation, self.on_nan, listens)
+        callbacks = checked_callbacks(self.callbacks)
+        object.__setattr__(self, "callbacks", callbacks)
+        every = parse_every(self.every)
+        options = PlanOptions(
+            None if self.checkpoint is None else every,
+            self.evaluation,
+            self.on_nan,
+            self.on_step is not None or any([is_waited_for(one) for one in callbacks]),
+            asked_outputs=tuple(sorted({name for one in callbacks for name in asked_outputs(one)})),
+            kept_steps=self._kept_steps(),
+        )
         object.__setattr__(self, "plan_options", options)
         check_fields(self, find_source())
         if self.checkpoint is not None:
             object.__setattr__(self, "checkpoint", user_path(self.checkpoint))
 
+    def _count_passes(self) -> None:
+        """Take the data for so many epochs, where they are asked for."""
+        if (self.steps is None) == (self.epochs is None):
+            came = "both" if self.steps is not None else "neither"
+            raise CompileError(f"{find_source()}: give steps= or epochs=, one of both; came {came}")
+        if self.epochs is None:
+            check_steps(self.steps)
+            return
+        from actorflow.data.epochs import epochs_of  # and pipelines
+
+        check_count("epochs", self.epochs)
+        try:
+            passes = epochs_of(self.data, self.epochs)
+        except DataError as error:
+            raise DataError(f"{find_source()}: {error}") from None
+        object.__setattr__(self, "passes", passes)
+        object.__setattr__(self, "data", passes.source)
+
+    def in_steps(self, batches: int) -> RunSpec:
+        """Return what is asked in steps of so many batches. Raises DataError for no step at all."""
+        passes = self.passes
+        if passes is None:
+            return self
+        steps = ENDLESS if passes.batches is None else ceil(passes.batches) // batches
+        if not steps:
+            raise DataError(
+                f"{find_source()}: epochs={self.epochs} has {ceil(passes.batches or 0)} batches,"
+                f" and a step accumulates {batches}; give more epochs, or accumulate= less"
+            )
+        return replace(self, steps=steps, epochs=None)
+
+    def _kept_steps(self) -> int:
+        """Return the steps of whose multiples those are that `keep` wants, 0 for none."""
+        keep: Any = self.keep
+        evaluation = self.evaluation
+        if keep is None:
+            return 0
+        wrong = ""
+        if not isinstance(keep, Keep):
+            wrong = f"keep must be af.Keep(...) or None, came {describe_value(keep)}"
+        elif self.checkpoint is None:
+            wrong = "keep= says which checkpoints stay, and there is no checkpoint=; give one"
+        elif self.keep_last != _KEPT:
+            wrong = "give keep=af.Keep(last=...) or keep_last=, one of both"
+        elif keep.best and evaluation is None:
+            wrong = (
+                f"keep= asks for the best {keep.metric!r} of an evaluation, and there is none; give"
+                " evaluation=af.Evaluation(job, data, every=..., batches=...)"
+            )
+        if wrong:
+            raise CompileError(f"{find_source()}: {wrong}")
+        return gcd(keep.every or 0, evaluation.every if evaluation and keep.best else 0)
+
     @classmethod
     def of_stream(cls, data: DataSource, steps: int | None, on_nan: str) -> RunSpec:
         """Return what a `stream` is asked: `steps` of this call, or None until the data ends."""
         return cls(data, steps=ENDLESS if steps is None else steps, on_nan=on_nan)
+
+    @classmethod
+    def of_whole(cls, data: DataSource, batches: int | None, call: str) -> RunSpec:
+        """Return what `evaluate` or `predict` is asked: as a stream, of data with an end."""
+        if batches is not None:
+            check_count(f"batches of {call}", batches)
+        spec = cls.of_stream(data, batches, RAISE)
+        try:
+            len(spec.data) if batches is None and isinstance(spec.data, Sized) else 0
+        except EndlessSource as error:
+            raise DataError(
+                f"{find_source()}: {call} takes all batches of its data: {error}; give the source"
+                f" epochs=1, or {call} batches="
+            ) from None
+        except TypeError:  # it ends, and does not know when
+            pass
+        return spec
 
 
 def parse_every(every: object) -> Every:
@@ -383,22 +595,4 @@ def parse_every(every: object) -> Every:
         raise CheckpointError(f"{find_source()}: every: {error}") from None
 
 
-Metrics = Mapping[str, Any]
-"""Outputs of one step: floats for scalars, arrays (copies) otherwise."""
-
-
 OnStep = Callable[[int, Metrics], None]
-
-
-class StopTraining(Exception):
-    """Raise it in `on_step`, `on_result` or a data source to end `fit` cleanly.
-
-    The steps under way are finished, the last one is checkpointed, and `fit` returns its result.
-    Of several ranks one may raise it in `on_step`, for all; in a data source all do, at the same
-    batch.
-    """
-
-
-def reason_of(asked: StopTraining, where: str) -> str:
-    """Return the words for a StopTraining that was raised somewhere."""
-    return f"StopTraining in {where}" + (f" ({asked})" if str(asked) else "")

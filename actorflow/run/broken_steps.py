@@ -9,6 +9,7 @@ that is how it finds the scale; it ends where no scale helps.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -42,6 +43,8 @@ _MOST_NOTE_BYTES = 1 << 10
 class NonFiniteLoss(ActorflowError):
     """A loss became NaN or infinite, or with `debug=` a value; the message names step and line."""
 
+    __module__ = "actorflow"  # the name that users catch it by
+
 
 def check_policy(plan: Plan, on_nan: str) -> None:
     """Raise CompileError when a plan cannot run under a policy."""
@@ -74,7 +77,6 @@ def monitor_of(
     values: Mapping[str, np.ndarray[Any, Any]],
     *,
     directory: Path | None,
-    is_writer: bool,
 ) -> NonFiniteMonitor | None:
     """Return what looks at the steps of a run; None for a plan without a loss.
 
@@ -91,7 +93,6 @@ def monitor_of(
         skipped=skipped,
         scaled=is_scaled(plan),
         directory=directory,
-        is_writer=is_writer,
     )
 
 
@@ -104,9 +105,10 @@ class NonFiniteMonitor:
         warn: receives what is to be said.
         skipped: steps that were skipped before this run; None for a plan that skips none.
         scaled: whether the plan's steps find a loss scale by skipping.
-        directory: of the run, which notes the step that ends it; None for no note.
-        is_writer: whether this rank writes the note; it is read before the run begins, in which
-            another rank may write it.
+        directory: of the run, which notes the step that ends it; None for no note. Of several
+            ranks each writes the note, the same one: the first that raises ends the others, which
+            may not have seen the step. What an earlier run noted is read here, before any rank of
+            this one can.
     """
 
     def __init__(
@@ -118,7 +120,6 @@ class NonFiniteMonitor:
         skipped: int | None = None,
         scaled: bool = False,
         directory: Path | None = None,
-        is_writer: bool = True,
     ) -> None:
         # A plan with a loss scale drops overflowing updates itself, so no policy may raise at the
         # first.
@@ -127,8 +128,8 @@ class NonFiniteMonitor:
         self._lines = dict(lines)
         self._warn = warn
         self._before = self._total = skipped
-        self._note = directory / _NOTE if directory is not None and is_writer else None
-        self._ended_before = _noted(directory)
+        self._note = directory / _NOTE if directory is not None else None
+        self._ended_before = ended_at(directory)
         self._warn_once = once(warn)
         self._in_a_row = 0
         self._last = (0, 0.0)  # step and its loss
@@ -225,6 +226,9 @@ class NonFiniteMonitor:
             " batch, and on_nan='warn' continues with it"
         )
         if self._policy == RAISE:
+            if self._note is not None:
+                run = shlex.quote(str(self._note.parent))
+                text += f". 'actorflow replay {run}' shows what the step read and made"
             raise NonFiniteLoss(text)
         self._warn_once(text)
 
@@ -239,14 +243,15 @@ class NonFiniteMonitor:
             )
         if self._note is not None:
             with suppress(OSError):  # a courtesy to the next run
-                replace_regular(self._note, to_json({"step": step}))
+                replace_regular(self._note, to_json({"step": step}), is_shared=True)
         return ""
 
 
-def _noted(directory: Path | None) -> object:
-    """Return the step that ended a run in a directory before, or None."""
+def ended_at(directory: Path | None) -> int | None:
+    """Return the step whose loss ended a run in a directory before, or None."""
+    step: object = None
     if directory is not None:
         # The file may be anything: a list in it raises TypeError.
         with suppress(OSError, DecodeError, TypeError, KeyError):
-            return from_json(read_regular(directory / _NOTE, _MOST_NOTE_BYTES))["step"]
-    return None
+            step = from_json(read_regular(directory / _NOTE, _MOST_NOTE_BYTES))["step"]
+    return step if type(step) is int else None

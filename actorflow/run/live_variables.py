@@ -13,7 +13,8 @@ when the next step is asked for (`flush`), and its digest is compared with those
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from math import gcd
 from typing import Any
@@ -24,18 +25,21 @@ from actorflow.compile.plan_facts import saved_variables
 from actorflow.distributed.distributed_run import NOTHING_WRITTEN, digest_of_state
 from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup, agree_on_writes
 from actorflow.distributed.unshard import all_gather_variables, shard_values
-from actorflow.tensor.initial_values import check_values, steps_done
+from actorflow.run.training_writes import TrainingWrites
+from actorflow.tensor.initial_values import check_values, initial_value, steps_done, whole_type
 from actorflow.tensor.tracer import find_source, users_line
 from actors.loop.admission import QuiescentCallback, QuiescentCondition
 from actors.loop.bound import VariableMemory
 from actors.loop.loop import Loop
 from actors.machine.errors import ActorFailed
-from compiler.contract.errors import CompileError
+from compiler.contract.errors import CompileError, InternalError
+from compiler.contract.host_arrays import freeze
 from compiler.contract.placement import HOST
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import Actor, ActorKind
+from compiler.contract.sbp import shard_slices
 from compiler.contract.types import RegisterId
-from compiler.ops.primitives.sources import SCRATCH
+from compiler.ops.primitives.sources import NUMBERS, SCRATCH
 from compiler.ops.primitives.transfer import STAGE
 from compiler.verify.verify import edges_of
 from memory.registers import repetition_vector
@@ -51,12 +55,18 @@ _KERNELS = (ActorKind.COMPUTE, ActorKind.COPY, ActorKind.COMM)
 class LiveVariables:
     """The state of one run. Its methods may be called from any thread but the dispatcher's.
 
+    Of several runs on one memory one has the turn, and each of the others asks that one. The turn
+    changes on the dispatcher's thread of the run that had it, where all reads of its memory are
+    made, too: so none of them meets a step of another run.
+
     Args:
         plan: of the run.
         variables: their memory, which stays as long as this.
         loop: of the run, perhaps not started yet.
         group: this rank among those that run the plan, each with its parts of variables.
         is_stepped: whether the run stands still between steps, on all ranks alike.
+        holder: what has the turn on the same memory; None for a run that has it to itself.
+        writes: what callbacks of the training write, None where there is none of these.
     """
 
     def __init__(
@@ -67,8 +77,10 @@ class LiveVariables:
         group: ProcessGroup = SINGLE_PROCESS,
         *,
         is_stepped: bool = False,
+        holder: LiveVariables | None = None,
+        writes: TrainingWrites | None = None,
     ) -> None:
-        self._group = group
+        self._group, self._writes = group, writes
         self._is_stepped = is_stepped
         self._split = {v.name for v in plan.state if v.sharding is not None}
         self._has_stages = dict(plan.mesh.axes).get(STAGE, 1) > 1
@@ -76,6 +88,8 @@ class LiveVariables:
         self._variables = variables
         self._registers = {v.name: plan.views[v.view].register for v in plan.state}
         self._loop = loop
+        # Who had the turn when it was last given away; None for whose it is. No circle comes of it.
+        self._next = holder
         # Guards `pending` and `_written`: user threads write, the dispatcher applies.
         self._lock = threading.Lock()
         # All values written since the last flush, of other stages too: their digest is compared.
@@ -125,6 +139,8 @@ class LiveVariables:
         at different steps, or have written different values.
         """
         all_names = tuple(names)
+        if not self.has_turn:
+            return self._holder.read(all_names)
         self._check_agreed("read", all_names)
         # Names of no stage at all, which the job does not read, are kept by their cells. What is
         # one stage's own is asked for by the ranks of others all the same.
@@ -154,10 +170,18 @@ class LiveVariables:
     def _own(self, wanted: tuple[str, ...]) -> dict[str, Array] | None:
         """Return copies of what this rank has."""
         copies: dict[str, Array] = {}
+
+        def look() -> None:
+            if self.has_turn:
+                copies.update(self._copy(wanted))
+
         rest = self._between_steps if self._is_stepped else self._between_updates(wanted)
-        visit = QuiescentCallback(rest, lambda: copies.update(self._copy(wanted)))
+        visit = QuiescentCallback(rest, look)
         self._loop.run_when_quiescent(visit)
-        if visit.wait():
+        is_made = visit.wait()
+        if not copies and not self.has_turn:
+            return self._holder._own(wanted)  # the turn went to another run before the visit
+        if is_made:
             return copies
         if not self._loop.is_idle:
             raise CompileError(
@@ -178,19 +202,75 @@ class LiveVariables:
         check_values(self._plan, own_values)
         self._check_agreed("written", tuple(values))
         with self._lock:
-            # A new dict each time: readers hold the old one without a lock.
-            self.pending = {**self.pending, **own_values}
-            if self.last_read is not None:
-                self.last_read = {**self.last_read, **own_values}
-            if values and not self._group.is_alone:
-                self._written |= values
-                self._wrote = users_line()
-        if own_values and self._group.is_alone:
-            # Alone the write may take effect at any step's edge. Several ranks wait for `flush`,
-            # which is called at the same step on all.
-            self._loop.run_when_quiescent(
-                QuiescentCallback(self._between_steps, lambda: self._apply(self.pending))
-            )
+            is_ours = self.has_turn
+            if is_ours:
+                # A new dict each time: readers hold the old one without a lock.
+                self.pending = {**self.pending, **own_values}
+                if self.last_read is not None:
+                    self.last_read = {**self.last_read, **own_values}
+                if values and not self._group.is_alone:
+                    self._written |= values
+                    self._wrote = users_line()
+        if not is_ours:
+            self._holder.write(values)
+            return
+        if self._writes is not None:
+            self._writes.add(self._cut(own_values))
+        if own_values and (self._group.is_alone or not self._is_stepped):
+            # Alone the write may take effect at any step's edge. Several ranks that are stepped
+            # wait for `flush`, which is called at the same step on all; a run stands still while
+            # a callback writes.
+            self._apply_soon()
+
+    @property
+    def _holder(self) -> LiveVariables:
+        holder = self
+        while (following := holder._next) is not None:
+            holder = following
+        return holder
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether no other run on the same memory has the turn."""
+        return self._next is None
+
+    def come_to_rest(self, look: Callable[[], object] = lambda: None) -> None:
+        """Wait until no step is under way, on no device; `look` is called then.
+
+        Raises InternalError where the run is over.
+        """
+        holder = self._holder
+        visit = QuiescentCallback(replace(holder._between_steps, is_idle=True), look)
+        holder._loop.run_when_quiescent(visit)
+        if not visit.wait():
+            raise InternalError(f"plan {self._plan.name!r} ended while another one took its turn")
+
+    def take_turn(self) -> None:
+        """Take the turn from the run that has it, when no step of that one is under way.
+
+        What other plans have overwritten is there again, and what was written meanwhile is there
+        before the next step.
+        """
+        before = self._holder
+        if before is self:
+            return
+
+        def give_turn() -> None:
+            self._variables.refill()
+            with before._lock:
+                self.pending, before.pending = before.pending, {}
+                self._written, before._written = before._written, {}
+                self._wrote, self.last_read = before._wrote, before.last_read
+                self._next, before._next = None, self
+
+        before.come_to_rest(give_turn)
+        if self.pending and self._group.is_alone:
+            self._apply_soon()
+
+    def _apply_soon(self) -> None:
+        self._loop.run_when_quiescent(
+            QuiescentCallback(self._between_steps, lambda: self._apply(self.pending))
+        )
 
     def flush(self) -> tuple[int, str]:
         """Apply what was written to one of several ranks before the next step.
@@ -214,8 +294,16 @@ class LiveVariables:
         if not self._group.is_alone:
             agree_on_writes(self._group, digest_of_state(self._written), self._wrote)
 
+    def _are_at_one_step(self, names: tuple[str, ...]) -> bool:
+        """Whether all ranks stand at a step, and what has these names is whole on each."""
+        if self._group.is_alone:
+            return True
+        # Parts of others would be gathered, for which there is one thread on each rank.
+        is_whole = not self._has_stages and self._split.isdisjoint(names)
+        return is_whole and self._writes is not None and self._writes.are_ranks_at_one_step
+
     def _check_agreed(self, done: str, names: tuple[str, ...]) -> None:
-        if names and not (self._group.is_alone or self._is_stepped or self._loop.is_closed):
+        if names and not (self._is_stepped or self._loop.is_closed or self._are_at_one_step(names)):
             raise CompileError(
                 f"{find_source()}: {names[0]!r} is {done} while plan {self._plan.name!r} runs on"
                 f" {self._plan.mesh.num_ranks} ranks, which may be at different steps, so its"
@@ -238,7 +326,7 @@ class LiveVariables:
         if updates and (self._failed is not None or self._loop.is_cut):
             self._set_back(variables, max(updates), self._failed)
         for array in variables.values():
-            array.flags.writeable = False
+            freeze(array)
         return {**variables, **self._cut(self.pending)}
 
     def changed_after(self, steps: int) -> str:
@@ -285,11 +373,13 @@ class LiveVariables:
 
     def _read(self, name: str) -> Array:
         array = self._variables.read(name)
-        array.flags.writeable = False
+        freeze(array)
         return array
 
     def _apply(self, written: Mapping[str, Array]) -> None:
-        """Write into the arena what waits for it."""
+        """Write into the arena what waits for it, unless the turn went to another run with it."""
+        if not self.has_turn:
+            return
         for name, array in self._cut(written).items():
             self._variables.write(name, array)
         with self._lock:
@@ -418,3 +508,17 @@ class LiveVariables:
             if launch.op not in _COUNTERS and not written.isdisjoint(registers):
                 return index
         return None
+
+
+def numbers_of_rows(plan: Plan, rank: int) -> dict[str, Array]:
+    """Return one rank's part of the variables that hold 0, 1, 2, ..., by name.
+
+    They are no state: plans on one memory have them each for itself, by the rows of their batches.
+    """
+    parts: dict[str, Array] = {}
+    for variable in plan.variables:
+        if variable.role == NUMBERS:
+            type_, part = whole_type(plan, variable), variable.sharding
+            own = None if part is None else shard_slices(part, plan.mesh, rank)
+            parts[variable.name] = initial_value(variable.name, type_, variable.init, 0, own)
+    return parts

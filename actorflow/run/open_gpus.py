@@ -17,7 +17,7 @@ from actors.device.cuda.nvml import listed_gpus
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.cudnn_library import CUDNN, oldest_for
 from actors.kernels.cuda.kernel import CudaKernel, Gpu, gpu_named
-from actors.kernels.library.runtime import Toolchain
+from actors.kernels.library.toolchain import Toolchain
 from actors.testing.emulated.driver import EmulatedCuda, EmulatedDriver
 from actors.testing.simulated import CUDA_POISON_KERNELS, LateSchedule
 from compiler.contract.errors import DeviceError, OutOfMemory

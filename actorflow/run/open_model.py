@@ -10,21 +10,33 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from actorflow.callbacks.protocol import Metrics
 from actorflow.compile.compiling import JobSpec
 from actorflow.distributed.process_group import ProcessGroup
 from actorflow.environment.settings import logger
-from actorflow.nn.lease import Claim, Lease, OpenLoop, ParameterStorage, lease, leased, newest
+from actorflow.nn.lease import (
+    Claim,
+    Lease,
+    OpenLoop,
+    ParameterStorage,
+    are_leased,
+    lease,
+    leased,
+    newest,
+)
 from actorflow.nn.module import Module
-from actorflow.options.run_spec import Metrics
+from actorflow.run.packed_values import PackedValues
 from actorflow.run.runner import Runner
 from actorflow.run.script_guard import guard_noted
+from actorflow.tensor.probes import Predicates
 from actorflow.tensor.tracer import find_source
 from actorflow.trace.traces import ModelSignature
+from actors.kernels.library import resident
 from compiler.contract.errors import CompileError
 from compiler.contract.plan import Plan
 
@@ -52,7 +64,7 @@ def runner_on(
     with guard_noted(), lent as open_lease:
         try:
             values = newest(cells)
-            yield Runner(
+            runner = Runner(
                 plan,
                 values=values,
                 seed=seed,
@@ -61,6 +73,9 @@ def runner_on(
                 group=group,
                 predicates=job_spec.predicates,
             )
+            runner.borrows = claim is None and not are_leased(cells)
+            runner.job_options = job_spec.job
+            yield runner
         finally:
             if claim is not None:
                 _say_replaced(model, cells, claim)
@@ -83,32 +98,84 @@ def _say_replaced(model: Module, trained: Mapping[str, ParameterStorage], claim:
         )
 
 
+@dataclass(slots=True)
+class _KnownPlan:
+    """A plan of a model, and what it was made for."""
+
+    plan: Plan
+    predicates: Predicates
+    signature: ModelSignature
+
+
 class OpenModel:
-    """One runner that is stepped on one model; a model that is dropped ends its runner's plan.
+    """One runner that is stepped on one model; a model that is dropped ends its runner's plans.
 
     It holds the cells of the parameters, never the model. The job has threads take turns.
 
     Args:
         model: its parameters are kept in step with the runner.
         runner: not stepped before, with the model's values.
-        signature: of the plan, to be compared by the job.
+        signature: of the runner's plan, to be compared by the job.
         claim: on what steps change; else None, and what is in the runner never comes back.
     """
 
     def __init__(
         self, model: Module, runner: Runner, signature: ModelSignature, claim: Claim | None
     ) -> None:
-        self.signature = signature
         self.runner = runner
+        # The plans that it steps in turn, the newest first.
+        self._known = [_KnownPlan(runner.plan, runner.predicates, signature)]
         self._cells = model.cells()
         self._claim = claim
         trained = {} if claim is None else claim.part_of(self._cells)
         self._others = {name: cell for name, cell in self._cells.items() if name not in trained}
         self._lease: Lease | None = None
+        # On what the runner's plan alone has: see `Runner.lend_packed`.
+        self._packed: PackedValues | None = None
         # The arrays that the plan has, by identity: cells never change theirs in place.
         self._seen: dict[str, Array] = {}
         # A bound method of the runner, which must not lead to the model: it would never be dropped.
         self._when_dropped = weakref.finalize(model, runner.drop)
+
+    @property
+    def signature(self) -> ModelSignature:
+        """What the plan was made for that is stepped now."""
+        return self._known[0].signature
+
+    def select(self, stamp: object) -> bool:
+        """Step the plan of a reading from now on; return whether there is one."""
+        if self._known[0].signature.stamp is stamp:
+            return True
+        return self._turn_to([k for k in self._known if k.signature.stamp is stamp])
+
+    def take_up(self, now: ModelSignature) -> bool:
+        """Step the plan of a graph from now on; return whether there is one."""
+        known = [k for k in self._known if k.signature.has_graph_of(now)]
+        for one in known:
+            one.signature = now
+        return self._turn_to(known)
+
+    def announce(self, batch: Mapping[str, Array]) -> None:
+        """Tell other ranks for which batch another plan is opened, before the next step."""
+        self.runner.announce(batch)
+
+    def add(
+        self, plan: Plan, predicates: Predicates, now: ModelSignature, claim: Claim | None
+    ) -> bool:
+        """Step another plan from now on beside the others; return whether that is possible."""
+        names = [one and one.names for one in (claim, self._claim)]
+        if names[0] != names[1] or not self.runner.can_share(plan):
+            return False
+        known = _KnownPlan(plan, predicates, now)
+        # What a runner closes as too many is closed here, too: it would have to be loaded again.
+        self._known = [known, *self._known][: self.runner.max_plans]
+        return self._turn_to([known])
+
+    def _turn_to(self, known: Sequence[_KnownPlan]) -> bool:
+        for one in known[:1]:
+            self._known = [one, *[k for k in self._known if k is not one]]
+            self.runner.use(one.plan, one.predicates)
+        return bool(known)
 
     def step(self, batches: Sequence[Mapping[str, Array]]) -> Metrics:
         """Run one step with the model's newest values and return its outputs.
@@ -117,11 +184,44 @@ class OpenModel:
         """
         open_lease = None if self._claim is None else self._hold(self._claim)
         try:
-            self._take_over(self._others)
-            return self.runner.step(batches)
+            self._take_over(self._newer())
+            outputs = self.runner.step(batches)
+            if self._claim is None and self._packed is None:
+                self._lend_packed()
+            return outputs
         finally:
             if open_lease is not None:
                 open_lease.end_step()
+
+    def load(self) -> None:
+        """Load the plan, which else the first step does; not one whose steps change the model."""
+        if self._claim is None:
+            self.runner.load()
+
+    def _lend_packed(self) -> None:
+        """Have the plan alone keep what it reads in a form of its own."""
+        self._packed = self.runner.lend_packed(self._cells)
+        if self._packed is not None and self._packed.lease is not None:
+            handed = self._packed.lease.names
+            self._seen = {n: a for n, a in self._seen.items() if n not in handed}
+            resident.release_freed()
+
+    def _newer(self) -> Mapping[str, ParameterStorage]:
+        """Return the cells that others may have changed: not those whose values the plan has."""
+        packed = self._packed
+        if packed is None or packed.lease is None:
+            return self._others
+        open_lease = packed.lease
+        if packed.pending:
+            open_lease.give_back()
+        if open_lease.left is None:
+            return {n: cell for n, cell in self._others.items() if n not in open_lease.names}
+        # They came home as the plan has them, but for what was written before that: nothing is
+        # written to a lease that has ended.
+        left, written = open_lease.left_by_name(), packed.pending
+        self._seen |= {n: a for n, a in left.items() if n not in written}
+        self._packed = None
+        return self._others
 
     def close(self) -> dict[str, Array]:
         """End the plan; the model has the newest values. Return all variables as they were left."""
@@ -154,7 +254,14 @@ class OpenModel:
 
     def _take_over(self, cells: Mapping[str, ParameterStorage]) -> None:
         """Write what others changed in some cells since into the plan's memory."""
-        arrays = newest(cells) if cells else {}
+        seen = self._seen
+        # Without the lock, which guards cells that change together: here none has changed.
+        for name, cell in cells.items():
+            if cell.lease is not None or cell.array is not seen.get(name):
+                break
+        else:
+            return
+        arrays = newest(cells)
         changed = {n: a for n, a in arrays.items() if a is not self._seen.get(n)}
         if changed:
             self.runner.write(changed)

@@ -1,4 +1,4 @@
-"""The host's ends of a plan: the data source, the metrics sink and the checkpoint sink.
+"""The host's ends of a plan: the data source and the metrics sink.
 
 Each port is bound once per slot at load and then called on a thread of its own, firing by firing.
 Nothing here decides when: that is the plan's and the machine's part.
@@ -6,20 +6,20 @@ Nothing here decides when: that is the plan's and the machine's part.
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from actorflow.callbacks.protocol import Metrics, StopTraining, reason_of
 from actorflow.compile.plan_facts import batch_fields, batch_parts, batch_slots, snapshot_rate
 from actorflow.data import DataError, DataSource, check_batch
 from actorflow.data.source import Part, filler_of, plain_array
 from actorflow.distributed.distributed_run import DistributedRun
 from actorflow.environment.settings import logger
-from actorflow.options.run_spec import Metrics, StopTraining, reason_of
+from actorflow.metrics.totals import OutputColumns, Outputs, Totals, columns_of
 from actorflow.run.probes import ProbeReader
 from actorflow.tensor.tracer import find_source
 from actors.machine.errors import SourceExhausted
@@ -195,6 +195,16 @@ class ReadFields:
         return fields
 
 
+def no_first_batch(source: DataSource, where: object = None) -> DataError:
+    """Return what is wrong with a source that has nothing for a run that wants some."""
+    return DataError(
+        f"{where or find_source()}: the data source ({type(source).__name__}) has no batch for the"
+        " first step: it is empty, or another run has used it up. Make a new one for each run, or"
+        " take start = source.state() before the first run, and source.restore(start) before the"
+        " others"
+    )
+
+
 class DataPort:
     """Fills batch slots from a data source and remembers the source's position after each batch.
 
@@ -255,12 +265,17 @@ class DataPort:
         """Return the launch that fetches one batch into this slot."""
         (views,) = tokens
         source, fetching = self._source, self._fetching
-        fills = filler_of(source, self._parts)
-        # A source that fills views needs one for each field; a plan may read only some.
-        if fills is not None and set(views) != set(source.spec()):
-            fills = None
-        # Who reads its own rows alone has said by its fingerprint what the whole is.
-        reporter = None if fills is not None and self._parts else self.reporter
+        fills, filled = filler_of(source, self._parts), views
+        others = {} if fills is None else {n: t for n, t in source.spec().items() if n not in views}
+        if others:  # which the plan does not read: no row of them is wanted
+            whole = {n: [slice(0, length) for length in t.shape] for n, t in others.items()}
+            none = {n: (slice(0, 0), *axes[1:]) for n, axes in whole.items() if axes}
+            fills = filler_of(source, {**self._parts, **none}) if len(none) == len(others) else None
+            spare = {n: np.empty((0, *t.shape[1:]), t.dtype.value) for n, t in others.items()}
+            filled = {**views, **spare}
+        # Who reads its own rows or arrays alone has said by its fingerprint what the whole is.
+        is_part = fills is not None and bool(self._parts or others)
+        reporter = None if is_part else self.reporter
 
         def fetch() -> None:
             if self._is_at_end() or not fetching.begin():
@@ -270,7 +285,7 @@ class DataPort:
             try:
                 batch = views
                 if fills is not None:
-                    fills(views)
+                    fills(filled)
                 else:
                     batch = next(source)
                 position = None if self._positions is None else source.state()
@@ -318,6 +333,10 @@ class DataPort:
     def num_steps(self) -> int:
         """Steps whose batches were all fetched, those before this run included."""
         return self._batch // self._batches_per_step
+
+    def go_on_after(self, step: int) -> None:
+        """Have the next batch be of the step after this one; while none is fetched or fed."""
+        self._batch = step * self._batches_per_step
 
     def position_after(self, step: int) -> Mapping[str, Any]:
         """Return the source's state after the last batch of `step`; earlier ones are forgotten.
@@ -412,7 +431,7 @@ class DataPort:
         elif not isinstance(error, StopIteration):
             self.failure = error
         elif self._batch == self._first_wanted and not self._is_stopping:
-            self.failure = self._no_data()
+            self.failure = no_first_batch(self._source, self._where)
         # Batches of a step that the end of the data cut short; no update is made of them.
         unused = self._batch % self._batches_per_step
         if unused:
@@ -422,15 +441,6 @@ class DataPort:
                 f" {self._batches_per_step}; give a multiple of {self._batches_per_step} batches"
             )
         self._on_end()
-
-    def _no_data(self) -> DataError:
-        """Return what is wrong with a source that has nothing for a run that wants some."""
-        return DataError(
-            f"{self._where}: the data source ({type(self._source).__name__}) has no batch for the"
-            " first step: it is empty, or another run has used it up. Make a new one for each run,"
-            " or take start = source.state() before the first run, and source.restore(start) before"
-            " the others"
-        )
 
     def _is_at_end(self) -> bool:
         if self._total is not None and self._batch >= self._total:
@@ -459,9 +469,10 @@ class DataPort:
 class MetricsPort:
     """Hands each step's outputs to a listener.
 
-    The outputs of a step of several batches are the means of theirs, element by element; those of a
-    step that the end of the data cut short are dropped, for it updated nothing. An evaluation is
-    such a step, of which only the scalars are told.
+    The outputs of a step of several batches are metrics of all of their rows and the means of
+    others, element by element (`actorflow.metrics.totals`). Those of a step that the end of the
+    data cut short are dropped, for it updated nothing. An evaluation is such a step, of which only
+    metrics and scalars are told.
 
     Args:
         on_step: called as (step, outputs) on this port's thread.
@@ -469,7 +480,8 @@ class MetricsPort:
         watch: called before `on_step`, to refuse or to complete the outputs; None for nobody.
         probes: gets the outputs that probes name, before the listener hears of the others.
         batches_per_step: tokens that make one step.
-        is_evaluation: outputs are means of scalars, also where one token makes a step.
+        is_evaluation: what is told is of a set, also where one token makes a step.
+        lines: of the user, by output, for what is wrong with the data of a metric.
     """
 
     def __init__(
@@ -481,12 +493,16 @@ class MetricsPort:
         watch: Callable[[int, dict[str, Any]], None] | None = None,
         batches_per_step: int = 1,
         is_evaluation: bool = False,
+        lines: Mapping[str, str] | None = None,
     ) -> None:
         self._probes = probes
+        self._lines = lines
+        self._columns: OutputColumns = {}
         self._on_step = on_step
         self._batches_per_step = batches_per_step
         self._is_evaluation = is_evaluation
-        self._step = first_step
+        self.step = first_step
+        """The number of the last step that was read."""
         self._watch = watch
         self._call = OpenCall()
 
@@ -499,17 +515,18 @@ class MetricsPort:
         steps = [tokens[i : i + each] for i in range(0, len(tokens) - each + 1, each)]
         # What is made once per step has fewer tokens than what is made once per batch.
         rare = [n for n in (tokens[0] if each > 1 and steps else ()) if n not in tokens[-1]]
+        self._columns = columns_of(tokens[-1] if tokens else (), self._lines)
 
         def read() -> None:
             if not self._call.begin():
                 return
             for number, batches in enumerate(steps):
-                self._step += 1
-                see_probes(number, self._step)
+                self.step += 1
+                see_probes(number, self.step)
                 outputs = self._of_step(batches, {n: tokens[number][n] for n in rare})
                 if self._watch is not None:
-                    self._watch(self._step, outputs)
-                self._on_step(self._step, outputs)
+                    self._watch(self.step, outputs)
+                self._on_step(self.step, outputs)
             if not self._call.settle():
                 raise SourceExhausted  # nobody waits for it
 
@@ -521,9 +538,9 @@ class MetricsPort:
 
     def _of_step(self, tokens: tuple[Token, ...], of_step: Token) -> dict[str, Any]:
         if self._batches_per_step == 1 and not self._is_evaluation:
-            return _taken(tokens[0])
-        names = [n for n, v in tokens[-1].items() if v.ndim == 0 or not self._is_evaluation]
-        return {name: _mean([t[name] for t in tokens]) for name in names} | _taken(of_step)
+            return Outputs(_taken(tokens[0]), self._columns)
+        totals = Totals(self._columns, is_evaluation=self._is_evaluation).add(*tokens)
+        return totals.values() | _taken(of_step)
 
     def close(self) -> None:
         """Nothing blocks here."""
@@ -532,70 +549,3 @@ class MetricsPort:
 def _taken(token: Token) -> dict[str, Any]:
     # Copies: the slot is written again as soon as this launch returns.
     return {n: v.item() if v.ndim == 0 else v.copy() for n, v in token.items()}
-
-
-def _mean(views: Sequence[np.ndarray[Any, Any]]) -> Any:
-    """Return the mean of some outputs: a float for scalars, else an array of floats."""
-    if views[0].ndim == 0:
-        return _sum([float(view) for view in views]) / len(views)
-    # Summed in float64, so that the mean of many float32 or float16 batches keeps its digits.
-    total = np.sum(np.stack(views), 0, np.float64) / len(views)
-    return total.astype(views[0].dtype) if views[0].dtype.kind == "f" else total
-
-
-def _sum(values: list[float]) -> float:
-    try:
-        return math.fsum(values)
-    except (ValueError, OverflowError):  # infinities of both signs, or more than a float holds
-        return sum(values)
-
-
-class CheckpointPort:
-    """Writes snapshots that are due.
-
-    A snapshot that is not due is let go at once. The last one of a run is always due: `last_step`
-    is set before the flushed firing, perhaps while earlier ones are still to come. An unfinished
-    state (NaN under policy "raise") is never written.
-
-    Args:
-        save: called as (step, arrays by variable name) on this port's thread; returns when durable.
-        is_due: called with the step; says whether to write.
-        last_saved: a step that needs no saving.
-        stop: called from another thread: a save that waits for other ranks is to raise.
-    """
-
-    def __init__(
-        self,
-        save: Callable[[int, Mapping[str, np.ndarray[Any, Any]]], None],
-        is_due: Callable[[int], bool],
-        last_saved: int,
-        stop: Callable[[], object],
-    ) -> None:
-        self._stop = stop
-        self._save = save
-        self._is_due = is_due
-        self._last_saved = last_saved
-        self.last_step: int | None = None
-
-    def bind(self, tokens: tuple[Token, ...]) -> Launch:
-        """Return the launch that writes the staged variables."""
-        (views,) = tokens
-
-        def write() -> None:
-            # The number comes out of the snapshot itself, so it belongs to the staged values for
-            # certain.
-            step = int(views["step"][()])
-            if step != self._last_saved and (step == self.last_step or self._is_due(step)):
-                self.finish(step, views)
-
-        return write
-
-    def finish(self, step: int, views: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Write a state that is due, unless it was the last one written."""
-        if step != self._last_saved:
-            self._save(step, views)
-            self._last_saved = step
-
-    def close(self) -> None:
-        """Wait for no other rank; what is being written is written."""
-        self._stop()

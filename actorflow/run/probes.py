@@ -7,7 +7,7 @@ is not finite does.
 **Ranges.** A plan that was compiled with `debug="nan"` shows of each value the least and the
 largest finite number, and how many are NaN or infinite. The first op in the order of the graph
 whose result is not finite is named; what it reads is finite, or came so from the batch or from a
-parameter.
+parameter. A replay takes all ranges itself, with those values whole that it asked for.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from compiler.contract.types import TensorType
 
 Array = np.ndarray[Any, Any]
 
+_NUM_OF_RANGE = 5
+"""Results of the op `value_range`; behind them a probe may have the value itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
@@ -54,17 +57,51 @@ class _Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class ObservedValue:
+    """What is known of one value of a batch: `row` says which it is, `line` is the user's.
+
+    `least` and `most` are of the finite elements, `norm` is theirs; counts are of NaN and of
+    infinities, all over the iterations of loops. `iteration` is the first one, of each loop around
+    it, with an element that is not finite; `order` compares which values of a batch became so
+    first. `array` is a copy of the value where it was asked for, with an axis first for each loop.
+    """
+
+    number: int
+    row: ValueRange
+    line: str
+    least: float
+    most: float
+    num_nan: float
+    num_inf: float
+    norm: float
+    iteration: tuple[int, ...]
+    order: tuple[int, ...]
+    array: Array | None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all elements are."""
+        return not self.num_nan and not self.num_inf
+
+
+RangeListener = Callable[[str, Sequence[ObservedValue]], None]
+"""Takes the values of one batch, in the order of the graph, with a text of when that was."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeOptions:
     """What a run says of its probes.
 
     `predicates` are those of the job's checks by probe, as far as its code is there; `rank` is
-    what each line of one of several ranks begins with.
+    what each line of one of several ranks begins with. `on_ranges` takes the place of the search
+    for the first op whose result is not finite.
     """
 
     predicates: Mapping[int, Predicate]
     on_nan: str
     rank: str
     warn: Callable[[str], object]
+    on_ranges: RangeListener | None = None
 
 
 class ProbeReader:
@@ -188,8 +225,11 @@ def _shown(plan: Plan, probe: TensorProbe | None, operands: Mapping[int, Field])
     is_whole = probe is not None and sorted(operands) == list(range(len(operands)))
     if probe is None or not is_whole or min([t.rank for t in types]) < len(probe.loops):
         raise PlanFormatError(f"the plan has a probe {fields[0].name!a:.60} without its operands")
-    if probe.kind is ProbeKind.RANGE and len(fields) != 4:
-        raise PlanFormatError(f"the plan has a value range of {len(fields)} numbers, expected 4")
+    if probe.kind is ProbeKind.RANGE and len(fields) not in (_NUM_OF_RANGE, _NUM_OF_RANGE + 1):
+        raise PlanFormatError(
+            f"the plan has a value range of {len(fields)} outputs, expected {_NUM_OF_RANGE}, and"
+            " the value itself"
+        )
     names, depth = tuple([field.name for field in fields]), len(probe.loops)
     within = tuple([replace(type_, shape=type_.shape[depth:]) for type_ in types])
     return _Shown(probe, names, str(plan.sources[fields[0].source]), within)
@@ -222,6 +262,9 @@ class RangeReader:
 
     def see(self, token: Token, text: str) -> None:
         """Look at the values of one batch. Raises NonFiniteLoss, naming the op."""
+        if self._options.on_ranges is not None:
+            self._options.on_ranges(text, self._observed(token))
+            return
         ops = [n for n in self._ops if self._rows[n][0].names[0] in token]
         if not any([self._is_broken(self._counts(token, n)) for n in ops]):
             return
@@ -254,9 +297,45 @@ class RangeReader:
 
     def _counts(self, token: Token, number: int, at: tuple[int, ...] = ()) -> list[float]:
         """Return least, most, NaN and infinities of a value, over loops that `at` does not fix."""
-        at = at[: len(self._loops(number))]
-        least, most, *counts = [token[name][at] for name in self._rows[number][0].names]
-        return [float(least.min()), float(most.max()), *[float(c.sum()) for c in counts]]
+        at, names = at[: len(self._loops(number))], self._rows[number][0].names
+        least, most, num_nan, num_inf = [token[name][at] for name in names[:4]]
+        return [float(least.min()), float(most.max()), float(num_nan.sum()), float(num_inf.sum())]
+
+    def _observed(self, token: Token) -> list[ObservedValue]:
+        """Return what is known of all values of a batch."""
+        values: list[ObservedValue] = []
+        begins: dict[tuple[int, ...], int] = {}
+        for number, (shown, row) in self._rows.items():
+            names, loops = shown.names, self._loops(number)
+            if names[0] not in token:
+                continue
+            place = len(values)
+            least, most, num_nan, num_inf = self._counts(token, number)
+            array = None
+            if len(names) > _NUM_OF_RANGE:
+                array = np.array(token[names[_NUM_OF_RANGE]])  # the slot is written again
+            iteration = _first_iteration(np.add(token[names[2]], token[names[3]]), loops)
+            # What a loop makes is made in turns: all values of one iteration before the next one.
+            around = [begins.setdefault(loops[: depth + 1], place) for depth in range(len(loops))]
+            turns = [-i if loop < 0 else i for i, loop in zip(iteration, loops, strict=False)]
+            order = [number for pair in zip(around, turns, strict=False) for number in pair]
+            norm = float(np.linalg.norm(np.float64(token[names[4]])))
+            values.append(
+                ObservedValue(
+                    number,
+                    row,
+                    shown.line,
+                    least,
+                    most,
+                    num_nan,
+                    num_inf,
+                    norm,
+                    iteration,
+                    (*order, place),
+                    array,
+                )
+            )
+        return values
 
     def _is_broken(self, counts: Sequence[float]) -> bool:
         _, _, num_nan, num_inf = counts
@@ -283,3 +362,18 @@ class RangeReader:
         self._num_told += 1
         if is_worth_a_line(self._num_told):
             self._options.warn(message)
+
+
+def _first_iteration(counts: Array, loops: Sequence[int]) -> tuple[int, ...]:
+    """Return the first iteration of some loops that counts something; () where none does."""
+    # A loop below 0 goes backwards. The last axis is no loop's.
+    flip = tuple([slice(None, None, -1 if loop < 0 else 1) for loop in loops])
+    places = np.argwhere(counts[flip])
+    if not len(places):
+        return ()
+    return tuple(
+        [
+            counts.shape[axis] - 1 - int(at) if loop < 0 else int(at)
+            for axis, (at, loop) in enumerate(zip(places[0], loops, strict=False))
+        ]
+    )

@@ -3,24 +3,28 @@
 The reporter is fed by the metrics thread with values that are already on the host, so it never
 makes the device wait. A step costs some additions; text is made once in an interval. Means are over
 the steps since the line before, so a line stands for all of them and not for the one it happened to
-meet.
+meet; of a learning rate it has that of the last step.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 import os
 import select
-import shutil
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from actorflow.callbacks.protocol import EVALUATION
 from actorflow.environment.settings import logger, once
+from actorflow.run.progress import Progress, ProgressView, is_rate, number_text
 from compiler.contract.codec import DecodeError, from_json
 from compiler.contract.files import open_regular, read_regular, user_path
 
@@ -48,9 +52,9 @@ class Console:
         self._tell_trouble = once(logger.warning)
 
     def is_terminal(self) -> bool:
-        """Whether the stream of this moment is a terminal."""
+        """Whether the stream of this moment is a terminal that can write over a line."""
         try:
-            return bool(self._stream().isatty())
+            return bool(self._stream().isatty()) and os.environ.get("TERM") != "dumb"
         except Exception:  # a stream is whatever somebody put there
             return False
 
@@ -126,7 +130,9 @@ def _plain_file(stream: Any) -> int | None:
 # steps again that a killed run had written after its last checkpoint: of lines with the same step
 # the last one counts.
 
-_MOST_BYTES = 1 << 30
+MOST_METRICS_BYTES = 1 << 30
+_LINES_AT_ONCE = 1_000
+"""Of a metrics file that is read."""
 _KEPT_ROWS = 10_000
 """Rows that wait for a disk that does not take them; at one in half a second, more than an hour."""
 
@@ -259,19 +265,47 @@ class MetricsFile:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the lines of a metrics file in the order written; a line cut by a kill is left out.
+    """Return the lines of a metrics file in the order written.
+
+    A line that was cut by a kill is left out, and one with an integer that no float64 holds.
 
     Raises OSError where it is no regular file, or has more than 1 GiB.
     """
-    rows = []
-    for line in read_regular(user_path(path), _MOST_BYTES, is_link_followed=True).split(b"\n"):
-        try:
-            row = from_json(line)
-        except DecodeError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+    content = read_regular(user_path(path), MOST_METRICS_BYTES, is_link_followed=True)
+    return [*metrics_rows(content.split(b"\n"))]
+
+
+def metrics_rows(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield what lines of a metrics file say; nothing of a line that says nothing, as above."""
+    waiting = iter(lines)
+    while some := [*itertools.islice(waiting, _LINES_AT_ONCE)]:
+        values = _flat_objects(some)
+        for row in map(_json_or_none, some) if values is None else values:
+            if isinstance(row, dict) and all(
+                [abs(x) <= sys.float_info.max for x in row.values() if type(x) is int]
+            ):
+                yield row
+
+
+def _flat_objects(lines: Sequence[bytes]) -> list[Any] | None:
+    """Return lines that are objects without parts, read as one array, which takes half the time.
+
+    The only braces are the first and the last byte of each line. So no object can end but at a
+    line's end, or hold another one: as many objects as lines are one for each.
+    """
+    content = b",".join(lines)
+    are_alone = len(lines) == content.count(b"{") == content.count(b"}") and b"[" not in content
+    if not are_alone or any([line[:1] + line[-1:] != b"{}" for line in lines]):
+        return None
+    objects = _json_or_none(b"[" + content + b"]")
+    return objects if objects is not None and len(objects) == len(lines) else None
+
+
+def _json_or_none(data: bytes) -> Any:
+    try:
+        return from_json(data)
+    except DecodeError:
+        return None
 
 
 def _ends_cut(fd: int) -> bool:
@@ -280,10 +314,14 @@ def _ends_cut(fd: int) -> bool:
 
 
 _TTY_INTERVAL_S = 0.5
+_REDRAW_S = 0.1
+"""Least time between two places of a line that is rewritten; its means are of `_TTY_INTERVAL_S`."""
 _PLAIN_INTERVAL_S = 5.0
 _RATE_WINDOW = 16  # intervals over which the time left is estimated
 _LAST_LOSSES = 100
-_RESERVED = frozenset({"step", "since_step", "elapsed_s"})
+METRICS_FILE = "metrics.jsonl"
+RESERVED = frozenset({"step", "since_step", "elapsed_s"})
+"""Names in a row of metrics that are no metrics."""
 
 
 class Reporter:
@@ -293,37 +331,34 @@ class Reporter:
     Steps count from 1: step n is the n-th update of the whole training, across resumes.
 
     Args:
-        console: where progress goes; a terminal gets one line that is rewritten, all else
-            plain lines.
+        view: where progress goes, and how.
         clock: seconds, monotonic.
         metrics_path: the JSON-lines file, or None for none; its folder is made.
         warn: takes what is wrong with the metrics file; None makes it a notice.
-        interval_s: least time between two lines; None is 0.5 s on a terminal and 5 s elsewhere.
-        columns: width of the terminal, to which a progress line is cut; None asks the terminal.
+        interval_s: least time between two lines; None is 0.5 s where the view takes the place of
+            what was shown, and 5 s elsewhere.
     """
 
     def __init__(
         self,
-        console: Console,
+        view: ProgressView,
         clock: Callable[[], float],
         *,
         metrics_path: str | os.PathLike[str] | None = None,
         warn: Callable[[str], object] | None = None,
         interval_s: float | None = None,
-        columns: int | None = None,
     ) -> None:
-        self._console = console
+        self._view = view
         self._clock = clock
         # A log that is kept gets a tenth of the lines of a terminal, which rewrites its one.
-        default_s = _TTY_INTERVAL_S if console.is_terminal() else _PLAIN_INTERVAL_S
+        default_s = _TTY_INTERVAL_S if self._view.is_rewritten() else _PLAIN_INTERVAL_S
         self._interval_s = default_s if interval_s is None else interval_s
-        self._columns = columns or shutil.get_terminal_size().columns
         self._metrics_path = None if metrics_path is None else Path(metrics_path)
         self._warn = warn or self.notice
         self._file: MetricsKeeper | None = None
-        # Guards `_shown` and the console: notices come from any thread.
-        self._lock = threading.Lock()
-        self._shown = ""  # the progress line now on the terminal
+        self._progress = Progress(0)
+        self._evaluated: tuple[int, Mapping[str, float]] = (0, {})
+        self._data_wait: Callable[[], float | None] = lambda: None
         self._losses: deque[float] = deque(maxlen=_LAST_LOSSES)
         self._sums: dict[str, _Sum] = {}
         # (seconds, step) of the last reports.
@@ -331,7 +366,8 @@ class Reporter:
         self._total_steps: int | None = None
         self._items_per_step, self._item_name = 1, "samples"
         self._more: Callable[[], Mapping[str, Any]] = dict
-        self._start_s = self._due_s = 0.0
+        self._epoch_of: Callable[[int], tuple[int | None, int]] = lambda step: (None, 0)
+        self._start_s = self._due_s = self._redraw_s = 0.0
         self._steps_before = self._last_step = self._reported_step = 0
 
     def start(
@@ -341,6 +377,8 @@ class Reporter:
         items_per_step: int,
         item_name: str,
         more: Callable[[], Mapping[str, Any]] = dict,
+        epoch_of: Callable[[int], tuple[int | None, int]] = lambda step: (None, 0),
+        data_wait: Callable[[], float | None] = lambda: None,
     ) -> None:
         """Begin a run: open the metrics file and set the clock to zero.
 
@@ -351,12 +389,15 @@ class Reporter:
             items_per_step: such as the tokens of a batch.
             item_name: the plural, such as "tokens".
             more: returns what else a line of the metrics file has.
+            epoch_of: returns the epoch of a step, None for none, and how many there are.
+            data_wait: returns the share of time since it was asked last in which steps waited for
+                data; None where that is not known.
         """
         self._total_steps = total_steps
         self._steps_before = first_step
         self._last_step = self._reported_step = first_step
         self._items_per_step, self._item_name = items_per_step, item_name
-        self._more = more
+        self._more, self._epoch_of, self._data_wait = more, epoch_of, data_wait
         self._start_s = self._clock()
         if self._metrics_path is not None:
             self._file = MetricsKeeper(self._metrics_path, self._warn)
@@ -375,15 +416,18 @@ class Reporter:
         # No mark yet: the first step is reported at once.
         if not self._marks or now >= self._due_s or step == self._total_steps:
             self._report(now)
+        elif now >= self._redraw_s:
+            self._redraw(now)
 
     def evaluation(self, step: int, means: Mapping[str, float]) -> None:
         """Print the results of an evaluation and write them to the metrics file; any thread."""
-        text = "  ".join([f"{name} {_number(value)}" for name, value in means.items()])
+        self._evaluated = step, dict(means)
+        text = "  ".join([f"{name} {number_text(value)}" for name, value in means.items()])
         self.notice(f"evaluation after step {step}: {text}")
         file = self._file
         if file is not None:
             file.append(
-                {"step": step} | {f"evaluation/{name}": value for name, value in means.items()}
+                {"step": step} | {f"{EVALUATION}{name}": value for name, value in means.items()}
             )
 
     def finish(self, text: str = "") -> tuple[float | None, int]:
@@ -397,12 +441,7 @@ class Reporter:
         now = self._clock()
         if self._last_step > self._reported_step:
             self._report(now)
-        with self._lock:
-            if self._shown:
-                self._console.write("\n", is_kept=True)
-                self._shown = ""
-            if text:
-                self._console.write(text + "\n", is_kept=True)
+        self._view.close(text)
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -411,20 +450,15 @@ class Reporter:
 
     def notice(self, text: str) -> None:
         """Print a line of its own above the progress line. Safe from any thread."""
-        with self._lock:
-            if self._shown:
-                # Spaces cover the rest of the progress line, which is written again below the
-                # notice.
-                text = "\r" + text.ljust(len(self._shown)) + "\n" + self._shown
-            else:
-                text += "\n"
-            self._console.write(text, is_kept=True)
+        self._view.notice(text)
 
     def _report(self, now: float) -> None:
         rate = self._steps_per_s(now)
         items_per_s = None if rate is None else rate * self._items_per_step
         self._write_json(now, items_per_s)
-        self._show(items_per_s, now)
+        self._progress = self._progress_now(items_per_s, now)
+        self._view.show(self._progress)
+        self._redraw_s = now + _REDRAW_S if self._view.is_rewritten() else math.inf
         self._marks.append((now, self._last_step))
         self._reported_step = self._last_step
         self._due_s = now + self._interval_s
@@ -449,23 +483,33 @@ class Reporter:
             (self._total_steps - self._last_step) * (now - since_s) / (self._last_step - since_step)
         )
 
-    def _show(self, items_per_s: float | None, now: float) -> None:
-        total = "" if self._total_steps is None else f"/{self._total_steps}"
-        parts = [f"step {self._last_step}{total}"]
-        parts += [f"{name} {_number(s.mean)}" for name, s in self._sums.items() if s.count]
-        if items_per_s is not None:
-            parts.append(f"{_amount(items_per_s)} {self._item_name}/s")
-        left_s = self._left_s(now)
-        if left_s is not None:
-            parts.append(f"{_duration(left_s)} left")
-        line = "  ".join(parts)
-        with self._lock:
-            if self._console.is_terminal():
-                line = line[: self._columns - 1]  # a wrapped line cannot be rewritten
-                self._console.write("\r" + line.ljust(len(self._shown)), is_kept=False)
-                self._shown = line
-            else:
-                self._console.write(line + "\n", is_kept=False)
+    def _redraw(self, now: float) -> None:
+        """Show the place of the run anew, beside the means of the report before."""
+        step, left_s = self._last_step, self._left_s(now)
+        epoch, _ = self._epoch_of(step)
+        self._view.show(replace(self._progress, step=step, epoch=epoch, left_s=left_s))
+        self._redraw_s = now + _REDRAW_S
+
+    def _progress_now(self, items_per_s: float | None, now: float) -> Progress:
+        epoch, epochs = self._epoch_of(self._last_step)
+        evaluated_at, evaluated = self._evaluated
+        sums = {name: total for name, total in self._sums.items() if total.count}
+        return Progress(
+            step=self._last_step,
+            total=self._total_steps,
+            epoch=epoch,
+            epochs=epochs,
+            means={name: total.mean for name, total in sums.items() if not is_rate(name)},
+            last={name: total.last for name, total in sums.items() if is_rate(name)},
+            num_averaged=self._last_step - self._reported_step,
+            evaluated=evaluated,
+            evaluated_at=evaluated_at,
+            items_per_s=items_per_s,
+            item_name=self._item_name,
+            left_s=self._left_s(now),
+            # Asked where it is shown alone: it counts the waits of all actors.
+            data_wait=self._data_wait() if self._view.is_rewritten() else None,
+        )
 
     def _write_json(self, now: float, items_per_s: float | None) -> None:
         if self._file is None:
@@ -474,12 +518,15 @@ class Reporter:
         row: dict[str, Any] = {"step": self._last_step, "since_step": self._steps_before}
         for name, total in self._sums.items():
             if total.count:
-                key = f"metric_{name}" if name in _RESERVED or name == rate_name else name
+                key = f"metric_{name}" if name in RESERVED or name == rate_name else name
                 row[key], row[f"{key}_last"] = total.mean, total.last
         row[rate_name] = None if items_per_s is None else round(items_per_s, 3)
         row["elapsed_s"] = round(now - self._start_s, 3)
+        more, (epoch, _) = {**self._more()}, self._epoch_of(self._last_step)
+        if epoch is not None:
+            more["epoch"] = epoch
         # A metric of this name, which the user gave, comes first.
-        self._file.append({**row, **{k: v for k, v in self._more().items() if k not in row}})
+        self._file.append({**row, **{k: v for k, v in more.items() if k not in row}})
 
 
 class _Sum:
@@ -501,26 +548,3 @@ class _Sum:
     @property
     def mean(self) -> float:
         return self.total / self.count
-
-
-def _number(value: float) -> str:
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3e}"
-
-
-def _amount(value: float) -> str:
-    for unit in ("", "k", "M"):
-        # 999.5 and 99.95 round up to one digit more.
-        if value < 999.5:
-            return f"{value:.1f}{unit}" if value < 99.95 else f"{value:.0f}{unit}"
-        value /= 1000
-    return f"{value:.1f}G"
-
-
-def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.compile.plan_facts import takes_snapshots
+from actorflow.compile.plan_facts import output_lines, takes_snapshots
 from actorflow.data import DataSource
 from actorflow.distributed.distributed_run import DistributedRun
 from actorflow.options.run_spec import RunSpec
 from actorflow.run.broken_steps import monitor_of
+from actorflow.run.checkpoint_port import CheckpointPort
 from actorflow.run.evaluation import EvaluationDataPort, evaluation_ports
 from actorflow.run.ports import (
-    CheckpointPort,
     DataPort,
     FedSteps,
     MetricsPort,
@@ -35,7 +35,7 @@ class RunPorts:
 
     `by_name` are all of them, by actor. `data` feeds the steps, of which there are `total_steps`
     (None where each is admitted by itself); `scheduler` says which snapshots are saved; `monitor`
-    looks at losses, None for a plan without one.
+    looks at losses, None for a plan without one; `metrics` counts the steps.
 
     Args:
         plan: what is run.
@@ -60,18 +60,19 @@ class RunPorts:
         ask: Callable[[str], object],
     ) -> None:
         self.plan, self._context = plan, context
-        self.total_steps = None if context.is_stepped else max(run_spec.steps, context.first_step)
+        self.total_steps = (
+            None if context.is_stepped else max(run_spec.total_steps, context.first_step)
+        )
         self._distributed = distributed
         period = run_spec.plan_options.period
         self.scheduler = CheckpointScheduler(plan, period, context, distributed)
         self.data = self._data_port(run_spec.data)
-        self.monitor = monitor_of(
+        self.monitor = context.monitor or monitor_of(
             plan,
             run_spec.on_nan,
             context.warn,
             values,
             directory=context.directory,
-            is_writer=context.group.is_first,
         )
         self.checkpoint: CheckpointPort | None = None
         self.evaluated: EvaluationDataPort | None = None
@@ -79,18 +80,19 @@ class RunPorts:
 
     def _ports(self, run_spec: RunSpec, ask: Callable[[str], object]) -> dict[str, HostPort]:
         plan, context = self.plan, self._context
-        metrics = MetricsPort(
+        self.metrics = metrics = MetricsPort(
             run_spec.on_step or (lambda step, metrics: None),
             context.first_step,
             ProbeReader(plan, "metrics", self._probe_options("metrics", run_spec.on_nan)),
             watch=None if self.monitor is None else self.monitor.see,
             batches_per_step=plan.batches_per_step,
+            lines=output_lines(plan, "metrics"),
         )
         ports: dict[str, HostPort] = {"data": self.data, "metrics": metrics}
         if takes_snapshots(plan):
             # Without a saver it lets every snapshot go.
             self.checkpoint = CheckpointPort(
-                self._save, self._is_due, context.first_step, self.scheduler.close
+                self._save, self._is_due, context.first_step, self._stop
             )
             ports["checkpoint"] = self.checkpoint
         elif context.saver is not None:
@@ -100,7 +102,10 @@ class RunPorts:
             )
         rank, first_step = context.group.rank, context.first_step
         probes = self._probe_options("eval_metrics", run_spec.on_nan)
-        evaluating = evaluation_ports(plan, run_spec.evaluation, rank, first_step, ask, probes)
+        awaited = None if context.saver is None else context.saver.results
+        evaluating = evaluation_ports(
+            plan, run_spec.evaluation, rank, first_step, ask, probes, awaited
+        )
         if evaluating is None:
             return ports
         self.evaluated, eval_metrics = evaluating
@@ -109,7 +114,9 @@ class RunPorts:
     def _probe_options(self, sink: str, on_nan: str) -> ProbeOptions:
         group, context = self._context.group, self._context
         rank = f"[rank {group.rank}] " if self.plan.mesh.num_ranks > 1 else ""
-        return ProbeOptions(context.predicates.get(sink, {}), on_nan, rank, context.warn)
+        return ProbeOptions(
+            context.predicates.get(sink, {}), on_nan, rank, context.warn, context.on_ranges
+        )
 
     def _data_port(self, source: DataSource) -> DataPort:
         plan, context = self.plan, self._context
@@ -145,7 +152,38 @@ class RunPorts:
                 return  # they are at other steps, and end without a last checkpoint
         self.end_at(self.data.num_steps)
 
+    def save_cut(self, step: int, arrays: Mapping[str, Array]) -> None:
+        """Save the state that a run was cut back to, of which nobody is to hear any more."""
+        self.expect_no_calls()
+        if self.checkpoint is not None:
+            self.checkpoint.finish(step, arrays)
+
+    def expect_no_calls(self) -> None:
+        """Let no checkpoint wait for an evaluation or a callback any more; from any thread."""
+        if self._context.saver is not None:
+            self._context.saver.expect_no_results()
+        if self._context.writes is not None:
+            self._context.writes.end()
+
+    def release(self, error: BaseException) -> None:
+        """Have a checkpoint wait for nothing that does not come any more: the run has failed."""
+        self.scheduler.hurry(error)
+        if self._context.writes is not None:
+            self._context.writes.end(is_failure=True)
+
+    def _stop(self) -> None:
+        self.scheduler.close()
+        if self._context.writes is not None:
+            self._context.writes.end()
+
     def _save(self, step: int, arrays: Mapping[str, Array]) -> None:
+        saver, writes = self._context.saver, self._context.writes
+        if saver is not None and writes is not None:
+            is_evaluated = saver.results is not None and saver.results.of(step) is not None
+            written = writes.after(step, is_evaluated=is_evaluated)
+            if written is None:
+                return
+            arrays = {**arrays, **{n: a for n, a in written.items() if n in arrays}}
         self.scheduler.save(step, arrays, self.data.position_after)
 
     def _is_due(self, step: int) -> bool:

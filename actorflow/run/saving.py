@@ -1,4 +1,4 @@
-"""Between a run and its checkpoints: what is saved, when, and restored; do both belong together?
+"""Between a run and its checkpoints: what is saved, and when.
 
 `CheckpointScheduler` decides which snapshots become checkpoints, `Saver` writes them: alone, or a
 rank's pieces of them together with the other ranks (`ShardedSaver`).
@@ -10,6 +10,7 @@ hash and its kernels.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,33 +20,36 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from actorflow.callbacks.protocol import Results
 from actorflow.checkpoint.errors import CheckpointDropped, CheckpointError, Every
-from actorflow.checkpoint.manifest import Expected
-from actorflow.checkpoint.shard import MODEL_GROUP
+from actorflow.checkpoint.reader import BEST_BY, EVALUATION
+from actorflow.checkpoint.shard import MODEL_GROUP, holds_nan
 from actorflow.compile.plan_facts import saved_variables, written_variables
-from actorflow.data import DataError, DataSource
-from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from actorflow.data import items_of
+from actorflow.distributed.process_group import (
+    SINGLE_PROCESS,
+    ProcessGroup,
+)
 from actorflow.distributed.unshard import saved_shards
 from actorflow.environment.settings import Settings, is_worth_a_line
 from actorflow.options.run_spec import WARN
-from actorflow.run.broken_steps import NonFiniteLoss
+from actorflow.run.broken_steps import NonFiniteLoss, NonFiniteMonitor
+from actorflow.run.evaluation import EvaluationResults
+from actorflow.run.training_writes import TrainingWrites
 from actorflow.tensor.initial_values import whole_type
 from actorflow.tensor.probes import Predicates
-from compiler.contract.codec import printable
-from compiler.contract.errors import CompileError, InternalError, PeerFailed
+from compiler.contract.errors import InternalError, PeerFailed
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import ActorKind
-from compiler.contract.sbp import shard_slices
-from compiler.graph.target import GOOD_STEPS, LOSS_SCALE, SKIPPED
 from compiler.ops.primitives.sources import OF_MODEL
 
 if TYPE_CHECKING:
     from actorflow.checkpoint.manager import CheckpointManager, SavedFacts
-    from actorflow.checkpoint.reader import LoadedCheckpoint
     from actorflow.distributed.distributed_run import DistributedRun
     from actorflow.distributed.messages import OfCheckpoint
     from actorflow.distributed.sharded_save import SavedPieces, SaveVotes, ShardedSaver
     from actorflow.options.run_spec import RunSpec
+    from actorflow.run.probes import RangeListener
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +90,11 @@ def job_state(plan: Plan, group: ProcessGroup = SINGLE_PROCESS) -> JobState:
 
 
 Array = np.ndarray[Any, Any]
-STEP = "step"
-"""The variable that counts the steps."""
+STEP, SEED = "step", "seed"
+"""The variables that count the steps, and that random numbers follow from."""
 
-
-@dataclass(frozen=True, slots=True)
-class RestoredState:
-    """Where a run begins: steps done, and the rank's part of the value of every variable."""
-
-    step: int
-    values: Mapping[str, Array]
-    is_resumed: bool = False
+ITEMS = "items_per_batch"
+"""What a manifest calls the items of a batch of the source."""
 
 
 class Saver:
@@ -133,7 +131,12 @@ class Saver:
         self._unsaved: CheckpointError | None = None
         self._num_failures = 0
         self._plan_hash = plan.graph_hash
-        self._config = dict(plan.options) | {"job": plan.name, "kernels": _kernels(plan)}
+        # JSON has no infinity, which is a norm that clips nothing.
+        self._config = {n: str(v) if v == math.inf else v for n, v in plan.options} | {
+            "job": plan.name,
+            "kernels": kernels_of(plan),
+            ITEMS: items_of(run_spec.data)[0],
+        }
         self._fingerprint = run_spec.data.fingerprint()
         self._seed = seed
         self._period = period
@@ -146,6 +149,22 @@ class Saver:
             self._last_ns -= int(period.seconds * 1e9)
         self._report = report
         self._sharded: ShardedSaver | None = None
+        keep, evaluation = run_spec.keep, run_spec.evaluation
+        self._kept_every = self._evaluated_every = 0
+        self._best_by: dict[str, Any] = {}
+        if keep is not None:
+            self._kept_every = keep.every or 0
+        self.results: EvaluationResults | None = None
+        """The means that checkpoints at the steps of evaluations wait for.
+
+        One that came before them would be gone on from without: a resumed run does not evaluate
+        the step that it begins after.
+        """
+        if evaluation is not None:
+            self.results = EvaluationResults(evaluation.every)
+        if keep is not None and keep.best and evaluation is not None:
+            self._best_by = {BEST_BY: {"metric": keep.metric, "mode": keep.mode}}
+            self._evaluated_every = evaluation.every
 
     def save_with(self, pieces: SavedPieces, votes: SaveVotes, rank: int) -> None:
         """Save together with the other ranks from now on."""
@@ -153,8 +172,20 @@ class Saver:
 
         self._sharded = ShardedSaver(self._manager, pieces, votes, rank)
 
+    def keeps(self, step: int) -> bool:
+        """Whether there is to be a checkpoint of this step, whatever the period says."""
+        periods = (self._kept_every, self._evaluated_every)
+        return any([period and step % period == 0 for period in periods])
+
+    def expect_no_results(self) -> None:
+        """Wait for no evaluation any more; from any thread."""
+        if self.results is not None:
+            self.results.end(lambda: -1)
+
     def is_due(self, step: int) -> bool:
         """Whether the policy wants a checkpoint of this step now."""
+        if self.keeps(step):
+            return step > self._last_step
         now_ns, last_ns = time.monotonic_ns(), self._last_ns
         return self._period.is_due(
             step=step, now_ns=now_ns, last_step=self._last_step, last_ns=last_ns
@@ -168,18 +199,20 @@ class Saver:
         ranks a NaN of any of them counts. Raises CheckpointError unless the policy is to go on, and
         PeerFailed where another rank is the reason, or ended.
         """
+        # On all ranks, before the first one begins: it may take a while.
+        means = None if self.results is None else self.results.of(step)
         # Sorted names, so that the variable in the message is the same in every run.
-        floats = [n for n in self._written if n in arrays and arrays[n].dtype.kind == "f"]
-        broken = next((name for name in floats if np.isnan(arrays[name]).any()), "")
+        trained = [name for name in self._written if name in arrays]
+        broken = next((name for name in trained if holds_nan(arrays[name])), "")
         if self._keeps_nan:
             broken = ""
         try:
             if self._sharded is not None:
                 broken = self._sharded.save(
-                    step, self._groups(arrays), self._facts(data_state), broken
+                    step, self._groups(arrays), self._facts(data_state, means), broken
                 )
             elif not broken:
-                self._save_alone(step, arrays, data_state)
+                self._save_alone(step, arrays, self._facts(data_state, means))
         except CheckpointError as error:
             # `_refused` and `_unsaved` are looked at by `finish`: only the last state of a run has
             # to be there.
@@ -201,16 +234,13 @@ class Saver:
             self._report(f"checkpoints can be saved again: that of step {step} is")
         self._unsaved, self._num_failures = None, 0
 
-    def _save_alone(
-        self, step: int, arrays: Mapping[str, Array], data_state: Mapping[str, Any]
-    ) -> None:
+    def _save_alone(self, step: int, arrays: Mapping[str, Array], facts: SavedFacts) -> None:
         # A checkpoint that lacks a variable would be refused only when it is needed, by `Expected`.
         if apart := arrays.keys() ^ self._roles.keys():
             raise InternalError(
                 f"the snapshot of step {step} and the variables of its job differ in"
                 f" {', '.join(sorted(apart))}"
             )
-        facts = self._facts(data_state)
         self._manager.save(
             step,
             self._groups(arrays),
@@ -227,10 +257,15 @@ class Saver:
             groups[MODEL_GROUP if self._roles[name] in OF_MODEL else "optim"][name] = array
         return groups
 
-    def _facts(self, data_state: Mapping[str, Any]) -> SavedFacts:
+    def _facts(self, data_state: Mapping[str, Any], means: Results | None) -> SavedFacts:
         from actorflow.checkpoint.manager import SavedFacts  # 15 ms
 
-        return SavedFacts(self._seed, self._plan_hash, self._config, data_state, self._fingerprint)
+        config = self._config | self._best_by
+        if means is not None:  # JSON has no NaN, which is the best of nothing
+            numbers = {n: v for n, v in means.items() if isinstance(v, (int, float))}
+            finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+            config = config | {EVALUATION: finite}
+        return SavedFacts(self._seed, self._plan_hash, config, data_state, self._fingerprint)
 
     @property
     def newest(self) -> str:
@@ -280,6 +315,12 @@ class RunContext:
         warn: receives warnings.
         on_finished: called once when the run is over in any way, before `wait` returns.
         predicates: what checks of the job are held against, by sink and number of the probe.
+        monitor: looks at losses, also those of other plans of the same training; None for one of
+            its own.
+        arena_bytes: what the memory of each arena has at least, for the plans that follow.
+        borrowed: values that the plan reads where they lie, by variable; see `PlanMemory`.
+        on_ranges: takes the ranges of values of each batch, of a plan that shows them.
+        writes: what callbacks of the training write, None where there is none of these.
     """
 
     settings: Settings
@@ -292,6 +333,11 @@ class RunContext:
     warn: Callable[[str], object] = _ignore
     on_finished: Callable[[], object] | None = None
     predicates: Predicates = field(default_factory=dict)
+    monitor: NonFiniteMonitor | None = None
+    arena_bytes: tuple[int, ...] = ()
+    borrowed: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    on_ranges: RangeListener | None = None
+    writes: TrainingWrites | None = None
 
 
 # The same snapshots become checkpoints on all ranks. A period in steps is counted, so all ranks
@@ -358,6 +404,7 @@ class CheckpointScheduler:
             return False
         if self._distributed is None:
             return saver is not None and saver.is_due(step)
+        is_kept = saver is not None and saver.keeps(step)
         if period.seconds is None:
             is_due = period.is_due(step=step, now_ns=0, last_step=self._last_step, last_ns=0)
         else:
@@ -366,9 +413,10 @@ class CheckpointScheduler:
             while self._told and self._told[0] <= step:
                 self._told.popleft()
             # What was told and is still to come is answer enough; asking twice is one question.
-            is_open = is_due or bool(self._told)
+            is_open = is_due or is_kept or bool(self._told)
             if self._is_first and not is_open and saver is not None and saver.is_due(step):
                 self._distributed.ask_checkpoint()
+        is_due = is_due or is_kept
         if is_due:
             self._last_step = step
         return is_due
@@ -391,135 +439,17 @@ class CheckpointScheduler:
         if self._votes is not None:
             self._votes.stop(str(error))
 
+    def hurry(self, error: BaseException) -> None:
+        """Wait for other ranks a little longer, because of an error of this run."""
+        if self._votes is not None:
+            self._votes.hurry(str(error))
+
     def close(self) -> None:
         """Make a save that waits for another rank raise."""
         self.stop(PeerFailed("the run is over"))
 
 
-def start_from(
-    manager: CheckpointManager,
-    plan: Plan,
-    source: DataSource,
-    seed: int,
-    report: Callable[[str], None],
-    group: ProcessGroup = SINGLE_PROCESS,
-) -> RestoredState | None:
-    """Restore the source's position and return step and variables of the newest checkpoint.
-
-    None where there is no checkpoint yet. Of several ranks each reads what it needs of the newest
-    one that is valid for all of them. Raises CheckpointUnfit when the variables of all of them are
-    other than the plan's, CompileError for another seed, DataError when the data is another.
-    """
-    boxes = own_boxes(plan, group.rank)
-    checkpoint = newest_of_all(manager, expected_of(plan, group), boxes, group, report)
-    if checkpoint is None:
-        return None
-    manifest = checkpoint.manifest
-    # Data and seed are checked before `restore`, which changes the source.
-    came = source.fingerprint()
-    if manifest.data_fingerprint != came:
-        raise DataError(
-            f"the checkpoint of step {manifest.step} was trained on other data: it has fingerprint"
-            f" {printable(manifest.data_fingerprint)!r}, this source {came!r}. Give the same data"
-            " (same files, same seq, batch and seed), or another checkpoint directory"
-        )
-    if manifest.seed != seed:
-        raise CompileError(
-            f"the checkpoint of step {manifest.step} was made with seed {manifest.seed}, this job"
-            f" has seed {seed}; use the same seed, or another checkpoint directory"
-        )
-    if manifest.has_nan:
-        report(_of_nan(manifest.step, manager.newest_sound(manifest.step)))
-    if manifest.plan_hash != plan.graph_hash:
-        report(
-            f"the checkpoint of step {manifest.step} was made by another version of this job: its"
-            " state fits and is restored, but the run will not equal an uninterrupted one"
-        )
-    else:
-        _compare_kernels(manifest.step, manifest.config.get("kernels"), plan, report)
-    source.restore(manifest.data_state or {})
-    return RestoredState(manifest.step, checkpoint.tensors)
-
-
-def own_boxes(plan: Plan, rank: int) -> dict[str, tuple[slice, ...]]:
-    """Return what a rank needs of a checkpoint: its box of each variable of its plan, by name."""
-    saved, boxes = {*saved_variables(plan)}, {}
-    for variable in plan.state:
-        if variable.name in saved:
-            part, whole = variable.sharding, whole_type(plan, variable)
-            boxes[variable.name] = (
-                tuple([slice(0, extent) for extent in whole.shape])
-                if part is None
-                else shard_slices(part, plan.mesh, rank)
-            )
-    return boxes
-
-
-# Each rank reads and verifies what it needs, so one may find damage where the others find none. All
-# go on from the newest step that is valid for every one: each names the newest that is valid for
-# it, and those that are above the lowest of them look again below it, until all name the same.
-
-
-def newest_of_all(
-    manager: CheckpointManager,
-    expected: Expected,
-    boxes: Mapping[str, tuple[slice, ...]],
-    group: ProcessGroup,
-    report: Callable[[str], None],
-) -> LoadedCheckpoint | None:
-    """Return this rank's part of the newest checkpoint that is valid for all; None without one.
-
-    All ranks call it at the same place. The first one reports what any of them has skipped, and
-    why. Raises as `CheckpointReader.latest`, and CheckpointError where only some find one.
-    """
-    problems: list[str] = []
-    loaded = manager.latest(expected, boxes, report=problems.append)
-    while True:
-        step = -1 if loaded is None else loaded.manifest.step
-        row = (step, tuple(problems))
-        rows = cast("list[Any]", group.all_gather_object("find the checkpoint to go on from", row))
-        problems.clear()
-        if group.is_first:
-            _report_skipped([told for _, told in rows], report)
-        steps = [step for step, _ in rows]
-        lowest = min(steps)
-        if lowest == max(steps):
-            break
-        if lowest < 0:
-            raise CheckpointError(
-                f"rank {steps.index(lowest)} finds no checkpoint in {manager.directory}, and rank"
-                f" {steps.index(max(steps))} finds one of step {max(steps)}: give all ranks one"
-                " directory, on a disk that all hosts share"
-            )
-        if step > lowest:
-            loaded = None  # before the next one takes memory
-            loaded = manager.latest(expected, boxes, report=problems.append, at_most=lowest)
-    # Until all have read it nobody trains, and writes others that would have it removed.
-    group.all_gather_object("read the checkpoint", None)
-    return loaded
-
-
-def _report_skipped(told: list[tuple[str, ...]], report: Callable[[str], None]) -> None:
-    """Report each problem once; one that the first rank does not have with the rank that does."""
-    first: dict[str, int] = {}
-    for rank, problems in enumerate(told):
-        for problem in problems:
-            first.setdefault(problem, rank)
-    for problem, rank in first.items():
-        report(f"rank {rank}: {problem}" if rank else problem)
-
-
-def _of_nan(step: int, sound: int | None) -> str:
-    text = f"the checkpoint of step {step} holds NaN: the run began to fail before it; "
-    if sound is None:
-        return text + "there is no earlier one without NaN"
-    return text + (
-        f"the newest one without NaN is of step {sound}: to continue from there, move the newer"
-        " ones out of the directory"
-    )
-
-
-def _kernels(plan: Plan) -> dict[str, str]:
+def kernels_of(plan: Plan) -> dict[str, str]:
     """Return the kernels of a plan's launches, by op and types of the operands."""
     kernels: dict[str, list[str]] = {}
     for actor in plan.actors:
@@ -528,29 +458,3 @@ def _kernels(plan: Plan) -> dict[str, str]:
                 types = ", ".join([str(plan.views[view].type) for view in launch.inputs])
                 kernels.setdefault(f"{launch.op}({types})", []).append(launch.kernel)
     return {work: ", ".join(sorted(dict.fromkeys(names))) for work, names in kernels.items()}
-
-
-def _compare_kernels(step: int, wrote: Any, plan: Plan, report: Callable[[str], None]) -> None:
-    """Report work that both plans do, each with another kernel; older checkpoints do not say."""
-    if not isinstance(wrote, Mapping):
-        return
-    ours = _kernels(plan)
-    others = [work for work in ours if wrote.get(work, ours[work]) != ours[work]]
-    if others:
-        first = others[0]
-        report(
-            f"the checkpoint of step {step} continues with other kernels ({first}: {ours[first]} in"
-            f" place of {printable(str(wrote[first]))}; {len(others)} in all): not bit for bit;"
-            " deterministic=True fixes the choice"
-        )
-
-
-def expected_of(plan: Plan, group: ProcessGroup = SINGLE_PROCESS) -> Expected:
-    """Return what a checkpoint must hold for a plan: the variables of all ranks, whole.
-
-    Whether steps may be skipped, and losses scaled, is a choice of each run: what there is of it is
-    not asked for.
-    """
-    tensors = job_state(plan, group).types
-    counter = STEP if STEP in tensors else ""
-    return Expected(tensors, frozenset((SKIPPED, LOSS_SCALE, GOOD_STEPS)), counter)

@@ -18,9 +18,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from actorflow.callbacks.protocol import Metrics, Results
 from actorflow.environment.settings import logger, once
-from actorflow.options.run_spec import Metrics, OnResult, OnStep, Results
-from actorflow.run.report import Console, Reporter
+from actorflow.options.run_spec import OnResult, OnStep
+from actorflow.run.callback_calls import CallbackCalls
+from actorflow.run.evaluation import EvaluationResults
+from actorflow.run.progress import ConsoleView, view_of
+from actorflow.run.report import METRICS_FILE, Console, Reporter
 from actorflow.run.stopping import ON_RESULT, ON_STEP, Stopper
 from actors.machine.history import Statistics
 from compiler.contract.codec import (
@@ -45,7 +49,7 @@ if TYPE_CHECKING:
 STATUS_FILE = "status.json"
 STATES = ("running", "finished", "stopped", "failed")
 
-_FORMAT = 3
+_FORMAT = 4
 _MOST_BYTES = 64 << 20
 """Of the file. An actor takes some 200 bytes."""
 _INTERVAL_S = 1.0
@@ -77,6 +81,13 @@ class ActorStatus:
     ms_per_firing: Measure
     waits: Mapping[Label, Quantity] = field(default_factory=dict)
 
+    @property
+    def waited_for(self) -> str:
+        """The causes of `waits` by their share of the firings, the largest first."""
+        total = sum(self.waits.values())
+        ordered = sorted(self.waits.items(), key=lambda item: -item[1])
+        return ", ".join([f"{cause} {count / total:.0%}" for cause, count in ordered if count])
+
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
@@ -92,9 +103,10 @@ class Status:
 
     `written_at_s` is the time of day (seconds since 1970), `elapsed_s` since the run began;
     `steps_per_s` and the busy share of each stream are over the last interval, None before there
-    was one. `total_steps` is None when the run has no end. `epoch` is how often the job's `ranks`
-    were started, this time counted. `by_rank` is of each rank, none where nothing is known yet;
-    `rank_behind` is the one that all others wait for, if one is clearly behind.
+    was one; so is `data_wait`, the share of time in which steps waited for the data source, None
+    where that is not known. `total_steps` is None when the run has no end. `epoch` is how often the
+    job's `ranks` were started, this time counted. `by_rank` is of each rank, none where nothing is
+    known yet; `rank_behind` is the one that all others wait for, if one is clearly behind.
     """
 
     job: Label
@@ -112,6 +124,7 @@ class Status:
     epoch: Quantity = 1
     by_rank: tuple[RankStatus, ...] = ()
     rank_behind: Quantity | None = None
+    data_wait: Measure | None = None
     streams: Mapping[Label, Measure] = field(default_factory=dict)
     actors: tuple[ActorStatus, ...] = ()
     format: int = _FORMAT
@@ -277,11 +290,25 @@ class StatusWriter:
             epoch=self._epoch,
             by_rank=() if self._waits is None else _by_rank(self._waits),
             rank_behind=None if self._waits is None else self._waits.behind,
+            data_wait=statistics.source_wait(before),
             streams=streams,
             actors=tuple(
                 [_actor_status(statistics, before, a) for a in range(len(statistics.actors))]
             ),
         )
+
+
+def data_waits(statistics: Callable[[], Statistics]) -> Callable[[], float | None]:
+    """Return what tells the share of time, since it was asked last, that waited for sources."""
+    before: Statistics | None = None
+
+    def share() -> float | None:
+        nonlocal before
+        now = statistics()
+        waited, before = now.source_wait(before), now
+        return waited
+
+    return share
 
 
 def _by_rank(waits: RankWaits) -> tuple[RankStatus, ...]:
@@ -309,6 +336,8 @@ def _actor_status(statistics: Statistics, before: Statistics | None, index: int)
 class Listener:
     """Passes scalar outputs to the reporter, all to the user, and keeps the status of the run.
 
+    The user has `on_step`, `on_result` and callbacks, which are called in this order.
+
     What a function of the user raises stops the run. As a context it ends the status when the run
     ends: in whatever `ending` says, "failed" until then. Where steps that are not finite change
     nothing (`is_skipping`), such outputs are handed on, and are no part of what is reported.
@@ -321,10 +350,11 @@ class Listener:
         on_step: OnStep | None,
         first_step: int,
         stopper: Stopper,
+        calls: CallbackCalls,
         *,
         is_skipping: bool = False,
     ) -> None:
-        self._reporter = reporter
+        self._reporter, self._calls = reporter, calls
         self._is_skipping = is_skipping
         self._stopper = stopper
         self._status = status
@@ -354,7 +384,7 @@ class Listener:
     def __call__(self, step: int, metrics: Metrics) -> None:
         """Take the outputs of a step, on the metrics thread."""
         self.step, self.metrics = step, metrics
-        scalars = {n: float(v) for n, v in metrics.items() if isinstance(v, (int, float))}
+        scalars = scalar_values(metrics)
         if self._is_skipping:  # what a skipped step gave is no part of a mean
             scalars = {n: v for n, v in scalars.items() if n != SKIPPED and math.isfinite(v)}
         self._reporter.step(step, scalars)
@@ -365,16 +395,30 @@ class Listener:
         if self._status is not None:
             self._status.step(step, metrics)
         self._stopper.call(ON_STEP, self._on_step, step, metrics)
+        self._calls.step(step, metrics)
 
-    def evaluated(self, on_result: OnResult | None) -> OnResult:
-        """Return a listener to evaluations that reports them and passes them to the user."""
+    def evaluated(
+        self, on_result: OnResult | None, awaited: EvaluationResults | None = None
+    ) -> OnResult:
+        """Return a listener to evaluations that reports them and passes them to the user.
 
-        def listen(step: int, means: Results) -> None:
-            self.evaluations.append((step, means))
-            self._reporter.evaluation(step, means)
-            self._stopper.call(ON_RESULT, on_result, step, means)
+        `awaited` has those that checkpoints wait for.
+        """
+
+        def listen(step: int, results: Results) -> None:
+            self.evaluations.append((step, results))
+            self._reporter.evaluation(step, scalar_values(results))
+            if awaited is not None:  # behind the line that a resumed run finds them in
+                awaited.note(step, results)
+            self._stopper.call(ON_RESULT, on_result, step, results)
+            self._calls.evaluation(step, results)
 
         return listen
+
+
+def scalar_values(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the outputs that are numbers."""
+    return {name: float(v) for name, v in values.items() if isinstance(v, (int, float))}
 
 
 def make_reporter(
@@ -384,9 +428,10 @@ def make_reporter(
 
     Of several ranks one alone is the writer of that.
     """
-    path = Path(checkpoint) / "metrics.jsonl" if checkpoint is not None and is_writer else None
+    path = Path(checkpoint) / METRICS_FILE if checkpoint is not None and is_writer else None
     if progress:
         # Asked at every write: a program may put another stream there while it runs.
-        return Reporter(Console(lambda: sys.stdout), time.monotonic, metrics_path=path)
-    silence = Console(lambda: None)
+        view = view_of(Console(lambda: sys.stdout))
+        return Reporter(view, time.monotonic, metrics_path=path)
+    silence = ConsoleView(Console(lambda: None))
     return Reporter(silence, time.monotonic, metrics_path=path, warn=logger.warning)

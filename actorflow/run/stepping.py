@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from actorflow.callbacks.protocol import Metrics
 from actorflow.compile.plan_facts import batch_fields
-from actorflow.distributed.process_group import ProcessGroup
-from actorflow.environment.settings import Settings
-from actorflow.options.run_spec import ENDLESS, Metrics, RunSpec
+from actorflow.options.run_spec import ENDLESS, RAISE, RunSpec
 from actorflow.run.saving import RunContext
 from actorflow.run.stopping import next_of
 from actorflow.run.training_run import Run
-from actorflow.tensor.initial_values import steps_done
-from actorflow.tensor.probes import Predicates
 from compiler.contract.errors import CompileError, InternalError
 from compiler.contract.plan import Plan
 from compiler.contract.types import TensorType
@@ -67,16 +65,33 @@ class Mailbox:
 
 
 class Stepping:
-    """A run that is fed batch by batch."""
+    """A run that is fed batch by batch.
+
+    Args:
+        plan: what is run. Its outputs are those of single steps.
+        context: of the run; that it is stepped is said here.
+        values: that it begins with.
+        on_nan: what is done about a loss that is not finite; see `RunSpec`.
+        beside: the run of another plan on the same memory, at rest; see `Run`.
+
+    Raises CompileError for a plan that returns the outputs of several steps together.
+    """
 
     def __init__(
         self,
         plan: Plan,
+        context: RunContext,
         values: Mapping[str, Array],
-        settings: Settings,
-        group: ProcessGroup,
-        predicates: Predicates,
+        on_nan: str = RAISE,
+        beside: Run | None = None,
     ) -> None:
+        every = plan.int_option("metrics_every", 1)
+        if every != 1:
+            raise CompileError(
+                f"plan {plan.name!r} returns the outputs of {every} steps together, so a"
+                " single step has none; compile the job with metrics_every=1"
+            )
+        self.context, self.on_nan = context, on_nan
         self._mailbox = Mailbox(batch_fields(plan)[0])
         self._outputs: queue.SimpleQueue[Metrics | None] = queue.SimpleQueue()
         self.run = Run(
@@ -84,17 +99,12 @@ class Stepping:
             RunSpec(
                 self._mailbox,
                 steps=ENDLESS,
+                on_nan=on_nan,
                 on_step=lambda step, metrics: self._outputs.put(metrics),
             ),
-            RunContext(
-                settings=settings,
-                first_step=steps_done(values),
-                is_stepped=True,
-                group=group,
-                on_finished=lambda: self._outputs.put(None),
-                predicates=predicates,
-            ),
+            replace(context, is_stepped=True, on_finished=lambda: self._outputs.put(None)),
             values,
+            beside,
         )
         try:
             self.run.start()

@@ -16,9 +16,10 @@ from queue import Empty, Queue, SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from actorflow.options.run_spec import StopTraining, reason_of
+from actorflow.callbacks.protocol import StopTraining, reason_of
 
 if TYPE_CHECKING:
+    from actorflow.run.switched_run import SwitchedRun
     from actorflow.run.training_run import Run
 
 
@@ -74,7 +75,7 @@ class Stopper:
         self._calls: dict[str, float] = {}
         """The user's functions that are called, and since when on the clock of time.monotonic."""
         self._events: SimpleQueue[str] = SimpleQueue()
-        self._run: Run | None = None
+        self._run: Run | SwitchedRun | None = None
 
     def ask(self, reason: str) -> None:
         """Ask for the end. For any thread, and for signal handlers: it takes no lock."""
@@ -89,26 +90,32 @@ class Stopper:
         """Ask for the end because of a signal."""
         self.ask(signal.Signals(signum).name)
 
-    def call(self, name: str, function: UserFunction | None, step: int, results: Any) -> None:
-        """Call the user's function, unless one failed before; what it raises asks for the end."""
+    def call(
+        self, name: str, function: UserFunction | None, step: int, results: Any, *, by: str = ""
+    ) -> None:
+        """Call the user's function, unless one failed before; what it raises asks for the end.
+
+        `by` is whose it is, where that is another name.
+        """
         if function is None or self.failure is not None:
             return
+        by = by or name
         self._calls[name] = time.monotonic()
         try:
             function(step, results)
         except StopTraining as stop:
-            self.ask(reason_of(stop, name))
+            self.ask(reason_of(stop, by))
         except BaseException as error:
             if self._run is not None and self._run.loop.is_inherited:
                 raise  # a child that was forked in the function has no run to stop
             # No callback is called after this one: `call` looks at `failure`.
             self.failure = error
-            error.add_note(f"raised by {name} after step {step}")
-            self.ask(f"{name} raised {type(error).__name__}")
+            error.add_note(f"raised by {by} after step {step}")
+            self.ask(f"{by} raised {type(error).__name__}")
         finally:
             del self._calls[name]
 
-    def watch(self, run: Run) -> None:
+    def watch(self, run: Run | SwitchedRun) -> None:
         """Take the run that is to be stopped; it stops before its first step if that was asked."""
         # The run is stored before the reasons are read: `ask` does it the other way round.
         self._run, run.ask = run, self.ask
@@ -160,7 +167,7 @@ class Stopper:
                 self.failure.add_note("what was trained is kept")
             raise self.failure
 
-    def _waited_for(self, run: Run) -> str:
+    def _waited_for(self, run: Run | SwitchedRun) -> str:
         """Return which functions of the user are running, and where."""
         places = [(_USERS[name], at) for name, at in run.loop.ports_at().items() if name in _USERS]
         # The thread of a callback does other things too.
@@ -195,7 +202,7 @@ def next_of(items: Queue[Item] | SimpleQueue[Item], until_s: float | None = None
 
 
 def drain_outputs(
-    run: Run, outputs: Queue[Any], reason: str, *, patience_s: float = PATIENCE_S
+    run: Run | SwitchedRun, outputs: Queue[Any], reason: str, *, patience_s: float = PATIENCE_S
 ) -> None:
     """Stop a run whose outputs are no longer read; return at the None that ends them.
 

@@ -6,10 +6,10 @@ a job are three ways to listen to one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,79 +27,37 @@ from actorflow.distributed.messages import (
     OfCheckpoint,
     StepsGranted,
 )
-from actorflow.environment.host import is_cuda
-from actorflow.environment.settings import SettingsError, logger
+from actorflow.environment.settings import logger
 from actorflow.options.run_spec import RunSpec
+from actorflow.run.broken_steps import NonFiniteMonitor
+from actorflow.run.callers_thread import CallersThread
 from actorflow.run.devices import (
     device_notice,
-    devices_of,
     open_devices,
     set_blas_threads,
     with_poison,
 )
-from actorflow.run.live_variables import LiveVariables
+from actorflow.run.live_variables import LiveVariables, numbers_of_rows
 from actorflow.run.run_ports import RunPorts
 from actorflow.run.saving import RunContext
+from actorflow.run.trace_file import TraceFile
 from actors.kernels.common.host_memory import quiet_floating_point
+from actors.kernels.library import onednn, resident
 from actors.loop.admission import QuiescentCallback
+from actors.loop.bound import PlanMemory
 from actors.loop.dispatch import LoopOptions
 from actors.loop.load import load
 from actors.loop.loop import Loop
-from actors.loop.timeline import LaunchTrace, Timeline, write_chrome_trace
 from actors.loop.watchdog import WatchdogOptions
 from actors.machine.errors import ActorFailed
-from actors.machine.protocol import Communicator, DeviceFault
-from actors.machine.table import MachineTable
+from actors.machine.protocol import Communicator, DeviceFault, OpenDevice
+from actors.machine.table import MachineTable, fits_one_thread
 from compiler.contract.errors import ActorflowError, InternalError, PeerFailed
 from compiler.contract.plan import Plan
 from compiler.contract.probe import have_breakpoint
 from compiler.contract.types import numpy_dtype
 from compiler.graph.target import SKIPPED
 from compiler.ops.primitives.sources import EVALUATED, SCRATCH
-
-
-class TraceFile:
-    """The trace of a run, where ACTORFLOW_TRACE asks for one: every firing and every launch.
-
-    Each of several ranks has one, with its number in the name: trace.json, trace.rank1.json.
-
-    Raises SettingsError, before anything runs, when the file could not be written.
-    """
-
-    def __init__(self, path: Path, rank: int = 0) -> None:
-        if not path.parent.is_dir():
-            raise SettingsError(
-                f"ACTORFLOW_TRACE={path}: there is no folder {path.parent}; make it, or choose"
-                " another"
-            )
-        self.timeline = Timeline()
-        self.launches = LaunchTrace()
-        self._path = path.with_name(f"{path.stem}.rank{rank}{path.suffix}") if rank else path
-
-    def write(self, plan: Plan, warn: Callable[[str], object]) -> None:
-        """Write the file, when no launch runs any more; warn where that is not possible."""
-        try:
-            write_chrome_trace(
-                self._path,
-                self.timeline.rows(),
-                MachineTable.of(plan),
-                stream_names=tuple(stream.name for stream in plan.streams),
-                has_arrows=True,
-                more=partial(self.launches.events, plan),
-                title=_title(plan),
-            )
-        except OSError as error:
-            warn(f"ACTORFLOW_TRACE: cannot write {self._path}: {error.strerror}")
-
-
-def _title(plan: Plan) -> str:
-    """Return what the times of a trace are of: on a GPU not those of an ordinary run."""
-    devices = devices_of(plan)
-    title = f"plan {plan.name!r} on {', '.join(map(str, devices))}"
-    if not any([is_cuda(device) for device in devices]):
-        return title
-    return f"{title}: launches of a GPU one by one, each waited for, without graphs"
-
 
 Array = np.ndarray[Any, Any]
 
@@ -115,14 +73,15 @@ class RunRanks:
     communicator: Communicator | None = None
 
     def count_waits(self) -> None:
-        """Have this rank say with each step how long its collectives have waited."""
-        communicator = self.communicator
-        if self.distributed is not None and communicator is not None:
-            self.distributed.waited_ns = lambda: communicator.waited_ns
+        """Have this rank say with each step how long collectives have waited, from now on these."""
+        communicator, distributed = self.communicator, self.distributed
+        if distributed is not None and communicator is not None:
+            before_ns = distributed.waited_ns() - communicator.waited_ns
+            distributed.waited_ns = lambda: before_ns + communicator.waited_ns
 
     def begin(self) -> None:
         """Meet the others. Raises PeerFailed without them."""
-        if self.distributed is not None:
+        if self.distributed is not None and not self.distributed.number:
             self.distributed.begin()
         if self.communicator is not None:
             self.communicator.ready()
@@ -159,55 +118,75 @@ class RunEnd:
 class Run:
     """A plan that is open on this machine, over a source that gives the plan's batch fields.
 
+    Args:
+        plan: what is run.
+        run_spec: what the run was asked.
+        context: where it begins, its ranks, who saves.
+        values: that the run begins with, by variable.
+        beside: an open run, at rest, on whose memory and devices this one is to take turns; the
+            values are there then, and `take_turn` comes before the first step.
+
     Raises:
         DataError: the source does not give what the plan was compiled for.
         OutOfMemory: the arena cannot be allocated.
     """
 
     def __init__(
-        self, plan: Plan, run_spec: RunSpec, context: RunContext, values: Mapping[str, Array]
+        self,
+        plan: Plan,
+        run_spec: RunSpec,
+        context: RunContext,
+        values: Mapping[str, Array],
+        beside: Run | None = None,
     ) -> None:
         settings, group = context.settings, context.group
         set_blas_threads(plan, settings, context.warn)
         if notice := device_notice(plan, settings):
             logger.info(notice)
-        self.plan = plan
-        self._context = context
+        self.plan, self._context = plan, context
         self.ask: Callable[[str], object] = lambda reason: self.stop()
         self._end = RunEnd()
-        distributed: DistributedRun | None = None
-        if group.member is not None:
-            distributed = DistributedRun(
-                group.member,
-                context.first_step,
-                obey=self._obey,
-                abort=self._abort,
-                is_stepped=context.is_stepped,
-                hosts=group.member.hosts,
-            )
+        # The step before the first one that this plan counts: others may have made steps between.
+        first = self._first_step = context.first_step
+        distributed = self._distributed_run() if beside is None else beside._ranks.distributed
         self.waits = None if distributed is None else distributed.waits
-        self._ranks = RunRanks(distributed)
+        self._ranks: RunRanks = RunRanks(distributed)
         self._ports = RunPorts(plan, run_spec, context, values, distributed, self._ask_now)
-        self._trace = None if settings.trace is None else TraceFile(settings.trace, group.rank)
+        self._trace = TraceFile.of(settings.trace, group.rank, plan, is_beside=beside is not None)
+        numbers = numbers_of_rows(plan, group.rank)
+        is_driven = context.is_stepped and distributed is None and fits_one_thread(plan)
+        memory = PlanMemory(context.arena_bytes, borrowed=context.borrowed)
+        self.memory: PlanMemory = memory if beside is None else beside.memory
         try:
-            devices = open_devices(plan, settings, group.rank, group.local_rank)
-            self._ranks.communicator = group.communicator(plan, settings, devices)
-            self._ranks.count_waits()
+            self._devices: tuple[OpenDevice, ...] = (
+                open_devices(plan, settings, group.rank, group.local_rank)
+                if beside is None
+                else beside._devices
+            )
+            self._ranks.communicator = group.communicator(
+                plan, settings, self._devices, self.memory.communicator_beside
+            )
+            if beside is None:
+                self._ranks.count_waits()
             self.bound = load(
                 with_poison(plan, settings),
                 self._ports.by_name,
-                devices,
-                initial=credits_after(plan, context.first_step),
+                self._devices,
+                table=MachineTable.of(plan, credits_after(plan, first), is_one_thread=is_driven),
                 watch=None if self._trace is None else self._trace.launches.watch,
                 communicator=self._ranks.communicator,
+                memory=self.memory,
             )
         # BaseException: a ^C in `load` leaves the mapped shared memory open as an error does.
         except BaseException:
             self._ranks.close()
             raise
-        self._fill(values)
-        # Whoever is in a debugger may take his time: that is no stall.
-        is_patient = have_breakpoint([field.name for field in plan.fields])
+        if beside is None:
+            self._fill(values)
+        for name, array in numbers.items():
+            self.bound.variables.keep(name, array)
+        # Whoever is in a debugger may take his time, and a driven run stands where its caller does.
+        is_patient = is_driven or have_breakpoint([field.name for field in plan.fields])
         stall_seconds = 0.0 if is_patient else settings.stall_seconds
         self.loop = Loop(
             self.bound,
@@ -216,13 +195,35 @@ class Run:
                 # granted it.
                 window=None if distributed is None else 0,
                 watch=WatchdogOptions(stall_seconds, folder=context.directory or settings.dump),
+                drive=CallersThread() if is_driven else None,
                 timeline=None if self._trace is None else self._trace.timeline,
                 on_finished=self._finish,
+                on_failure=self._release,
                 prepare_thread=quiet_floating_point,
             ),
         )
         self._variables: LiveVariables | None = LiveVariables(
-            plan, self.bound.variables, self.loop, group, is_stepped=context.is_stepped
+            plan,
+            self.bound.variables,
+            self.loop,
+            group,
+            is_stepped=context.is_stepped,
+            holder=None if beside is None else beside.variables,
+            writes=context.writes,
+        )
+
+    def _distributed_run(self) -> DistributedRun | None:
+        """Return a new run on all ranks; None where no other is on it."""
+        context, member = self._context, self._context.group.member
+        if member is None:
+            return None
+        return DistributedRun(
+            member,
+            context.first_step,
+            obey=self._obey,
+            abort=self._abort,
+            is_stepped=context.is_stepped,
+            hosts=member.hosts,
         )
 
     def start(self) -> None:
@@ -232,6 +233,11 @@ class Run:
         stream, which is the one way in which a run ends, whether all steps are done, the source has
         no more, or `stop` was called. Waits for the other ranks; raises PeerFailed without them.
         """
+        # Steps run what was bound, and none of what found and built it.
+        onednn.release_code()
+        resident.release_freed()
+        if self._ranks.distributed is not None:
+            self._ranks.distributed.join(self._abort)
         self._ranks.begin()
         self.loop.start()
         if self._ports.total_steps is not None:
@@ -245,6 +251,48 @@ class Run:
         written = self.variables.flush()
         if self._ports.data.reporter is not None:
             self._ports.data.reporter.written = written
+
+    def announce(self, batch: Mapping[str, Any]) -> None:
+        """Tell other ranks that the next step is of this batch, for which a plan is opened now."""
+        if self._ranks.distributed is not None:
+            self._ranks.distributed.announce(self.num_steps + 1, batch)
+
+    def take_turn(self, before: Run) -> None:
+        """Take the turn on the memory from the run that has it, and count the steps on.
+
+        Raises what ended that run, as where another rank has failed.
+        """
+        with before.raises_its_end():
+            self.variables.take_turn()
+        self._ports.metrics.step = before._ports.metrics.step
+        count_on = partial(self._count_on, before.num_steps)
+        if self._ranks.distributed is None:
+            count_on()
+        else:
+            self._ranks.distributed.take_turn(self._obey, count_on)
+            self._ranks.count_waits()
+
+    @contextmanager
+    def raises_its_end(self) -> Iterator[None]:
+        """Raise what ended this run instead of what follows from that."""
+        try:
+            yield
+        except InternalError:
+            if self.loop.failure is not None:
+                self.wait()
+            raise
+
+    def _count_on(self, step: int) -> None:
+        """Have the next step of this plan be the one after another plan's."""
+        self._first_step += step - self.num_steps
+        self._ports.data.go_on_after(step)
+        if self._ranks.distributed is not None:
+            self.loop.withhold()  # what it was granted was counted from another step
+
+    @property
+    def monitor(self) -> NonFiniteMonitor | None:
+        """What looks at the losses; None for a plan without one."""
+        return self._ports.monitor
 
     def admit(self, steps: int) -> None:
         """Permit more steps of a run that was started without a total."""
@@ -281,6 +329,7 @@ class Run:
         if are_callbacks_late:
             self._end.is_deaf = True
             self.loop.give_up_sinks()
+            self._ports.expect_no_calls()
         if self._ports.data.is_awaited:
             self._give_up_data()
 
@@ -378,9 +427,8 @@ class Run:
                 f" {rows[0][2] or 'the run writes no checkpoints'}"
             )
             raise DataError(text) if late == group.rank else PeerFailed(text, rank=late)
-        if self._ports.checkpoint is not None:
-            saved = self.variables.saved_after(step - self._context.first_step)
-            self._ports.checkpoint.finish(step, saved)
+        saved = self.variables.saved_after(step - self._context.first_step)
+        self._ports.save_cut(step, saved)
 
     def _obey(self, message: Instruction | OfCheckpoint) -> None:
         """Do what the coordinator has all ranks of the run do; on the link's thread."""
@@ -409,12 +457,18 @@ class Run:
         # The port learns of its last step before the loop may run it.
         if is_last:
             self._ports.end_at(steps)
-        batches = max(0, steps - self._context.first_step) * self.plan.batches_per_step
+        batches = max(0, steps - self._first_step) * self.plan.batches_per_step
         self.loop.grant(batches, is_last=is_last)
 
     def _abort(self, error: BaseException) -> None:
         self.loop.abort(error)
         self._ports.scheduler.stop(error)
+        self._release(error)
+
+    def _release(self, error: BaseException) -> None:
+        """Make what waits for this run, on other ranks too, go on without it: it has failed."""
+        # At once: a checkpoint may wait for the vote of a rank that waits in a collective for us.
+        self._ports.release(error)
         self._ranks.abort(str(error), getattr(error, "rank", None))
 
     def _wait(self) -> None:
@@ -490,25 +544,26 @@ class Run:
                 trace.write(self.plan, self._context.warn)
         finally:
             self._variables = None  # whoever else has it keeps the arena
+            if self._ranks.distributed is not None:
+                self._ranks.distributed.part(self._abort)
+            self.memory, self._devices = PlanMemory(), ()
             self.bound.release()
             self._ranks.close()
 
     def _leave(self) -> None:
         """Release ranks that wait for this one: its run has ended, or is aborted here."""
+        if self._variables is None or not self._variables.has_turn:
+            return  # nobody waits in a plan at rest, though others may not be so far yet
         if not self._end.is_over:
             self._ranks.abort(f"it closed its run of plan {self.plan.name!r} before the end")
         elif self.loop.failure is None and self._ports.data.failure is None:
             self._ranks.ended(self.num_steps)
 
     def _finish(self) -> None:
-        """Handle the end of the run: a failed rank releases the ranks that wait for it."""
+        """Handle the end of the run."""
         self._end.is_over = True
-        try:
-            if self.loop.failure is not None:
-                self._ranks.abort(str(self.loop.failure))
-        finally:  # or whoever waits for the run would wait for ever
-            if self._context.on_finished is not None:
-                self._context.on_finished()
+        if self._context.on_finished is not None:
+            self._context.on_finished()
 
     def _fill(self, values: Mapping[str, Array]) -> None:
         variables = self.bound.variables

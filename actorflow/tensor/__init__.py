@@ -4,9 +4,10 @@ While a job is traced its function runs once with `Tensor`s. Each operation emit
 graph builder of the current `Trace`, with the user's own line and the device and the stage of the
 region it stands in.
 
-tensor.py          `Tensor`, `apply`, the table METHODS, `validate_arguments` for public functions
-                   and layers
+tensor.py          `Tensor`, `apply`, the table METHODS
+arguments.py       `validate_arguments` of public functions and layers
 tracer.py          `Trace`; the user's line that messages name; a function's code by content
+calls.py           which functions a trace calls, and where that is not recorded
 literals.py        numbers, sizes and dtypes checked; the dtype that operands meet in
 op_math.py         `in_float32`: composed functions of 16-bit floats compute in float32
 gradient_rules.py  gradients of ops that are written over tensors

@@ -13,8 +13,8 @@ from actorflow.tensor.tracer import Trace, find_source, recording
 from compiler.contract.attrs import Attrs
 from compiler.contract.errors import CompileError
 from compiler.contract.types import ValueId
-from compiler.graph.graph import GraphBuilder, Maybe, Node, gradient
-from compiler.graph.registry import Op
+from compiler.graph.graph import Gradient, GraphBuilder, Maybe, Node, gradient
+from compiler.graph.registry import Op, OpTypeError
 
 Tensors = tuple[Tensor, ...]
 Grads = tuple[Tensor | None, ...]
@@ -43,8 +43,11 @@ class GradientTrace(Trace):
         return self.builder.emit(op, inputs, attrs)
 
 
-def register_gradient(op: Op, rule: Rule) -> None:
-    """Let a function of tensors be the gradient of an op."""
+def rule_over_tensors(rule: Rule) -> Gradient:
+    """Return a gradient that runs a function of tensors in the graph that autodiff grows.
+
+    What the function raises as OpTypeError is a CompileError with the line of the node.
+    """
 
     def pull(b: GraphBuilder, node: Node, grads: Maybe) -> Maybe:
         trace = GradientTrace(b)
@@ -53,8 +56,17 @@ def register_gradient(op: Op, rule: Rule) -> None:
             return tuple([Tensor(trace, value) for value in values])
 
         flowing = tuple([None if value is None else Tensor(trace, value) for value in grads])
-        with recording(trace):
-            results = rule(node.attrs, tensors(node.inputs), tensors(node.outputs), flowing)
+        try:
+            with recording(trace):
+                results = rule(node.attrs, tensors(node.inputs), tensors(node.outputs), flowing)
+        except OpTypeError as error:
+            text = f"{node.source}: the gradient of {node.op} {error}"
+            raise CompileError(text) from error.__cause__
         return tuple([None if grad is None else grad._value_in(trace) for grad in results])
 
-    gradient.register(op, pull)
+    return pull
+
+
+def register_gradient(op: Op, rule: Rule) -> None:
+    """Let a function of tensors be the gradient of an op."""
+    gradient.register(op, rule_over_tensors(rule))

@@ -7,10 +7,10 @@ not say what there is in its place.
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from actorflow.tensor.arguments import parameters_of
 from actorflow.tensor.tensor import as_tensor, unsupported_attribute
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
@@ -87,20 +87,18 @@ def accept_habits(function: F) -> F:
     before it, and a last True or False by place `keepdim` or `bias`. Raises CompileError for what
     is in `ARGUMENT_HINTS`; wrong calls of other kinds are Python's to refuse.
     """
-    parameters = inspect.signature(function).parameters
-    places = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    by_name = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
-    kinds = {p.kind for p in parameters.values()}
-    if inspect.Parameter.VAR_KEYWORD in kinds:
+    parameters = parameters_of(function)
+    if parameters.takes_any_name:
         return function
-    has_rest = inspect.Parameter.VAR_POSITIONAL in kinds
+    by_place, by_name, rest = parameters.by_place, parameters.by_name, parameters.rest
+    known = {*by_place, *by_name, *[rest] * bool(rest)}
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > len(places) and not has_rest:
-            args = _by_name(function, args, kwargs, places, by_name)
-        if not kwargs.keys() <= parameters.keys():
-            args = _translated(function, args, kwargs, parameters.keys(), places[:1])
+        if len(args) > len(by_place) and not rest:
+            args = _by_name(function, args, kwargs, by_place, by_name)
+        if not kwargs.keys() <= known:
+            args = _translated(function, args, kwargs, known, by_place[:1])
         return function(*args, **kwargs)
 
     return called  # type: ignore[return-value]  # of the same signature
@@ -110,8 +108,8 @@ def _by_name(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    places: list[str],
-    by_name: list[str],
+    places: Sequence[str],
+    by_name: Sequence[str],
 ) -> tuple[Any, ...]:
     """Move what is beyond the places to the arguments that torch has there."""
     rest = args[len(places) :]
@@ -131,8 +129,8 @@ def _translated(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    known: Iterable[str],
-    first: list[str],
+    known: Collection[str],
+    first: Sequence[str],
 ) -> tuple[Any, ...]:
     """Change arguments of torch into those of a function."""
     if "unbiased" in kwargs and "correction" in known and "correction" not in kwargs:

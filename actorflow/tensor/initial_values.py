@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,13 @@ import numpy.typing as npt
 from actorflow.tensor.tracer import find_source
 from compiler.contract.attrs import PlainValue
 from compiler.contract.errors import CompileError
-from compiler.contract.plan import Plan
-from compiler.contract.plan_tables import Variable
+from compiler.contract.host_arrays import aligned_empty
 from compiler.contract.sbp import shard_slices
 from compiler.contract.types import TensorType
-from compiler.ops.primitives.sources import NUMBERS
+
+if TYPE_CHECKING:
+    from compiler.contract.plan import Plan
+    from compiler.contract.plan_tables import Variable
 
 Array = np.ndarray[Any, Any]
 
@@ -123,7 +125,7 @@ def _drawn(type_: TensorType, own: tuple[slice, ...], draw: Callable[[int], Arra
     Each number follows from those before it, so what others have is drawn here, too, up to the
     part's end.
     """
-    array = np.empty([rows.stop - rows.start for rows in own], type_.dtype.value)
+    array = aligned_empty([rows.stop - rows.start for rows in own], type_.dtype.value)
     flat, filled = array.reshape(-1), 0
     for begin in range(0, type_.num_elements, _BLOCK_ELEMENTS):
         # The part ends before the whole does: what comes after it need not be drawn.
@@ -216,8 +218,7 @@ class InitialValues(Mapping[str, Array]):
         self._given = given
         self._seed = seed
         self._rank = rank
-        numbers = [v for v in plan.variables if v.role == NUMBERS]
-        self._variables = {variable.name: variable for variable in (*plan.state, *numbers)}
+        self._variables = {variable.name: variable for variable in plan.state}
 
     def __getitem__(self, name: str) -> Array:
         if name in self._own:

@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from numbers import Real
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -124,6 +124,7 @@ def checked_number(number: object, what: str) -> float:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 _RANK = "        rank: number of spatial axes.\n"
 """What functions of ranks say of the argument that those of one rank have not."""
@@ -131,7 +132,20 @@ _RANK = "        rank: number of spatial axes.\n"
 _OF_NUMPY = {"axis": "dim", "keepdims": "keepdim"}
 
 
-def with_numpy_names(function: Callable[..., R]) -> Callable[..., R]:
+class NumpyNamed(Protocol[P, R_co]):
+    """A function of `dim` and `keepdim`, which numpy calls `axis` and `keepdims`."""
+
+    __name__: str
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    @overload
+    def __call__(self, x: Any, *others: Any, axis: Any, **options: Any) -> R_co: ...
+    @overload
+    def __call__(self, x: Any, *others: Any, keepdims: bool, **options: Any) -> R_co: ...
+
+
+def with_numpy_names(function: Callable[P, R]) -> NumpyNamed[P, R]:
     """Let a function of `dim` and `keepdim` be called with `axis` and `keepdims` as well."""
     place = [*inspect.signature(function).parameters].index("dim")
 

@@ -8,21 +8,20 @@ Sizes and axes are integers, of Python or of numpy. Whatever would need data (`i
 tensor, which has its data at once (`actorflow.eager_mode`).
 
 Methods that are functions of `actorflow.functional` are looked up in the table `METHODS`.
-`validate_arguments` holds the arguments of public functions and layers against their annotations.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from actorflow.tensor.calls import pause_recording
 from actorflow.tensor.layouts import Words, device_number, is_device_name, laid_out
 from actorflow.tensor.literals import (
     checked_size,
@@ -31,7 +30,7 @@ from actorflow.tensor.literals import (
     result_type,
     scalar,
 )
-from actorflow.tensor.tracer import Trace, find_source, require_trace
+from actorflow.tensor.tracer import Trace, find_source, has_our_types, require_trace
 from compiler.contract.attrs import NO_ATTRS, Attrs, AttrValue
 from compiler.contract.errors import CompileError
 from compiler.contract.sbp import Sbp
@@ -109,15 +108,17 @@ def unsupported_attribute(owner: str, name: str, instead: dict[str, str]) -> Att
 
 
 Array = np.ndarray[Any, Any]
+Size = int  # `int` and `bool` are methods where these stand
+Flag = bool
 
-Operand = Any
+Operand: TypeAlias = "Tensor | float | Array | np.generic"
 """A Tensor, a Python number or a numpy array."""
 
 METHODS: dict[str, Callable[..., Any]] = {}
 """What tensors have as methods, by name, and operators; `actorflow.functional` fills it."""
 
 
-_Infix = Callable[["Tensor", Operand], "Tensor"]
+_Infix = Callable[["Tensor", "Operand"], "Tensor"]
 
 
 def _infix(op: Op) -> tuple[_Infix, _Infix]:
@@ -130,7 +131,74 @@ def _operator(name: str, x: Tensor, other: Any) -> Tensor:
     return y
 
 
-class Tensor:
+class ValuesAndIndices(NamedTuple):
+    """Elements that were picked along an axis, and where they were."""
+
+    values: Tensor
+    indices: Tensor
+
+
+if TYPE_CHECKING:
+
+    class _Methods:
+        """The methods of `METHODS`, for type checkers: what they return."""
+
+        _tensor: tuple[Callable[..., Tensor], ...] = ()
+        _tensors: tuple[Callable[..., tuple[Tensor, ...]], ...] = ()
+        _picked: tuple[Callable[..., ValuesAndIndices], ...] = ()
+        (
+            abs, acos, acosh, add, addmm, all, amax, amin, any, argmax, argmin, argsort, asin,
+            asinh, atan, atan2, atanh, baddbmm, bernoulli, bfloat16, bitwise_and, bitwise_not,
+            bitwise_or, bitwise_xor, bmm, bool, ceil, cholesky, clamp, clip, clone, contiguous,
+            cos, cosh, count_nonzero, cross, cumprod, cumsum, det, diag, diagonal, div, dot,
+            double, eq, erf, erfc, exp, exp2, expand, expand_as, expm1, flatten, flip, fliplr,
+            flipud, float, floor, floor_divide, fmod, frac, gather, ge, gt, half, hypot, index_add,
+            index_copy, index_fill, index_put, index_select, int, inverse, isfinite, isinf, isnan,
+            le, lerp, log, log10, log1p, log2, log_softmax, logaddexp, logcumsumexp, logical_and,
+            logical_not, logical_or, logical_xor, logsumexp, long, lt, masked_fill, matmul,
+            matrix_power, maximum, mean, minimum, mm, moveaxis, movedim, mul, multinomial, mv,
+            nan_to_num, nanquantile, nansum, narrow, ne, neg, new_full, new_ones, new_zeros, norm,
+            outer, pow, prod, put, quantile, reciprocal, relu, remainder, repeat,
+            repeat_interleave, reshape_as, roll, rot90, round, rsqrt, scatter, scatter_add,
+            scatter_reduce, select, short, sigmoid, sign, sin, sinh, softmax, sqrt, square,
+            squeeze, std, sub, sum, swapdims, take, take_along_dim, tan, tanh, tile, trace, tril,
+            triu, trunc, type_as, unflatten, unfold, unique, unsqueeze, var, view, view_as,
+        ) = _tensor  # fmt: skip
+        chunk, slogdet, split, std_mean, unbind, var_mean = _tensors
+        cummax, cummin, kthvalue, sort, topk = _picked
+        dim: Callable[[], Size]
+        numel: Callable[[], Size]
+        size: Callable[..., Any]
+
+        @overload
+        def max(self, *, keepdim: Flag = ...) -> Tensor: ...
+        @overload
+        def max(self, dim: Tensor) -> Tensor: ...
+        @overload
+        def max(self, dim: Size, keepdim: Flag = ...) -> ValuesAndIndices: ...
+        def max(self, *args: Any, **kwargs: Any) -> Any: ...
+        @overload
+        def min(self, *, keepdim: Flag = ...) -> Tensor: ...
+        @overload
+        def min(self, dim: Tensor) -> Tensor: ...
+        @overload
+        def min(self, dim: Size, keepdim: Flag = ...) -> ValuesAndIndices: ...
+        def min(self, *args: Any, **kwargs: Any) -> Any: ...
+        @overload
+        def median(self) -> Tensor: ...
+        @overload
+        def median(self, dim: Size, keepdim: Flag = ...) -> ValuesAndIndices: ...
+        def median(self, *args: Any, **kwargs: Any) -> Any: ...
+
+        item: Callable[[], Any]  # of an eager tensor, as the next two
+        numpy: Callable[[], Array]
+        tolist: Callable[[], Any]
+
+else:
+    _Methods = object
+
+
+class Tensor(_Methods):
     """A value of the graph being traced."""
 
     # numpy asks these two before it handles `array * tensor` itself, element by element.
@@ -291,14 +359,16 @@ class Tensor:
         """Return the same values; no gradient flows back through them."""
         return apply(shape.STOP_GRADIENT, self)
 
-    def __getattr__(self, name: str) -> Callable[..., Tensor]:
-        """Return a function of `actorflow.functional` as a method, where it is one in torch."""
-        if name not in METHODS:
-            array = self._read() if name in _READERS else None
-            if array is not None:
-                return partial(_READERS[name], array)
-            raise unsupported_attribute(f"{type(self).__name__!r} object", name, TENSOR_HINTS)
-        return partial(METHODS[name], self)
+    if not TYPE_CHECKING:  # `_Methods` says which there are
+
+        def __getattr__(self, name: str) -> Callable[..., Tensor]:
+            """Return a function of `actorflow.functional` as a method, where it is one in torch."""
+            if name not in METHODS:
+                array = self._read() if name in _READERS else None
+                if array is not None:
+                    return partial(_READERS[name], array)
+                raise unsupported_attribute(f"{type(self).__name__!r} object", name, TENSOR_HINTS)
+            return partial(METHODS[name], self)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *METHODS})
@@ -348,7 +418,8 @@ class Tensor:
         return self.shape[0]
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
-        return np.array(self._data("a numpy array"), dtype)
+        mend = "write af.index_select(array, 0, index) for array[index], and af.f(x) for np.f(x)"
+        return np.array(self._data("a numpy array", mend), dtype)
 
 
 _READERS: dict[str, Callable[[Array], Any]] = {
@@ -386,6 +457,17 @@ def apply_many(op: Op, *operands: Operand, **attrs: AttrValue) -> tuple[Tensor, 
             )
         return inlined(op, operands, Attrs(attrs))  # type: ignore[return-value]  # what came, comes
     trace = require_trace(str(op))
+    recorder = pause_recording() if has_our_types(op) else None
+    try:
+        return _applied(trace, op, operands, attrs)
+    finally:
+        if recorder is not None:
+            sys.settrace(recorder)
+
+
+def _applied(
+    trace: Trace, op: Op, operands: tuple[Operand, ...], attrs: dict[str, AttrValue]
+) -> tuple[Tensor, ...]:
     # A Python number takes the dtype of the first tensor, as in torch.
     partner = next((o.dtype for o in operands if isinstance(o, Tensor)), DType.FLOAT32)
     places = _meeting(op)
@@ -416,7 +498,7 @@ def _alike(
     """Return an op on operands of one dtype, cast where they are of several, and that dtype."""
     if _is_met(places, operands, partner):
         return op, operands, partner
-    values = list(operands)
+    values: list[Any] = list(operands)
     places = tuple([i for i in places if i < len(values)])
     for i in places:
         if isinstance(values[i], (np.ndarray, np.generic)) and not isinstance(values[i], float):
@@ -444,14 +526,15 @@ def _is_met(places: tuple[int, ...], operands: tuple[Operand, ...], partner: DTy
     return bool(is_float and tensors) and all([type(x) is float for x in others])
 
 
-def as_tensor(operand: Operand, partner: DType = DType.FLOAT32) -> Tensor:
+def as_tensor(operand: Any, partner: DType = DType.FLOAT32) -> Tensor:
     """Return a tensor as it is, an array as a constant, a number as a constant of `partner`.
 
     Raises CompileError for anything else, and for a number that `partner` does not hold.
     """
     if isinstance(operand, Tensor):
         return operand
-    trace = require_trace("a function of tensors")
+    instead = "A parameter begins with an array, nn.Parameter(np.eye(3)), or by an initialiser:"
+    trace = require_trace("a function of tensors", f"{instead} nn.Parameter((3, 4), 'zeros')")
     return Tensor(trace, _value_of(trace, operand, partner))
 
 
@@ -472,9 +555,15 @@ def _value_of(trace: Trace, operand: Operand, partner: DType) -> ValueId:
 
 
 def _constant(trace: Trace, array: np.ndarray[Any, Any]) -> ValueId:
-    dtype = dtype_named(str(array.dtype), "arrays of dtype")
     make = _attrs_of_constant if array.ndim else _attrs_of_number
-    return trace.emit(sources.CONSTANT, [], make(dtype, array.shape, array.tobytes()))[0]
+    attrs = make(_dtype_of_arrays(array.dtype), array.shape, array.tobytes())
+    return trace.emit(sources.CONSTANT, [], attrs)[0]
+
+
+@functools.lru_cache(1 << 6)
+def _dtype_of_arrays(dtype: np.dtype[Any]) -> DType:
+    # Kept, since numpy takes 5 us to name a dtype, a seventh of `x * 2.0` in eager mode.
+    return dtype_named(str(dtype), "arrays of dtype")
 
 
 def _attrs_of_constant(dtype: DType, shape: tuple[int, ...], data: bytes) -> Attrs:
@@ -500,7 +589,8 @@ def integers(*given: Any, what: str) -> tuple[int, ...]:
         items = items.tolist()
     if not isinstance(items, Iterable) or isinstance(items, (str, bytes, Tensor)):
         items = (items,)
-    return tuple(checked_size(item, what) for item in items)
+    # The most common integer needs no check.
+    return tuple([i if type(i) is int else checked_size(i, what) for i in items])
 
 
 def _resolve_shape(tensor: Tensor, given: tuple[int, ...]) -> tuple[int, ...]:
@@ -514,108 +604,3 @@ def _resolve_shape(tensor: Tensor, given: tuple[int, ...]) -> tuple[int, ...]:
     if -1 in given and product and total % product == 0:
         return tuple(total // product if e == -1 else e for e in given)
     return given
-
-
-# Arguments are held against annotations in one place, so that public functions and layers may take
-# for granted what their annotations say: what is annotated as a tensor is one.
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def validate_arguments(function: F) -> F:
-    """Let in what the annotations of a function say; else raise CompileError with the user's line.
-
-    Arrays become tensors, and so does a number where the first argument is a tensor; other numbers
-    stay, as they take the dtype of whatever they meet. Wrong numbers of arguments are Python's to
-    refuse, but for `sbp`, which some layers take and others do not.
-    """
-    parameters = [*inspect.signature(function).parameters.values()]
-    operands = [p for p in parameters if p.name != "self"]
-    places = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    rest = next((p.name for p in operands if p.kind is p.VAR_POSITIONAL), "")
-    checks: dict[str, _Door] = {}
-    for parameter in operands:
-        annotation = str(parameter.annotation)
-        kind = _KINDS.get(annotation.removesuffix(" | None"))
-        if kind is not None:
-            what = f"{_name(function)} expected {kind.expected} as {parameter.name}"
-            is_first, is_optional = parameter is operands[0], annotation.endswith(" | None")
-            checks[parameter.name] = _Door(kind, what, is_first, is_optional)
-    takes_all = any([p.kind is p.VAR_KEYWORD or p.name == "sbp" for p in operands])
-    is_without_sbp = function.__name__ == "__init__" and not takes_all
-    if not checks and not is_without_sbp:
-        return function
-
-    @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        if any([isinstance(a, Expression) for a in args]):  # in the program of an op of one's own
-            return function(*args, **kwargs)
-        if is_without_sbp and "sbp" in kwargs:
-            _refuse_sbp(type(args[0]).__name__)
-        positional = list(args)
-        for place, value in enumerate(args):
-            check = checks.get(places[place] if place < len(places) else rest)
-            if check is not None:
-                positional[place] = check(value)
-        for name, value in kwargs.items():
-            if name in checks:
-                kwargs[name] = checks[name](value)
-        return function(*positional, **kwargs)
-
-    return called  # type: ignore[return-value]  # of the same signature
-
-
-def _refuse_sbp(layer: str) -> NoReturn:
-    raise CompileError(
-        f"{find_source()}: {layer} takes no sbp=; set the SBP of its parameters afterwards, such"
-        ' as layer.weight.sbp = {"model": af.split(0)}'
-    )
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return function.__qualname__.removesuffix(".__call__").removesuffix(".__init__").lstrip("_")
-
-
-@dataclass(frozen=True, slots=True)
-class _Admitted:
-    """What an annotation lets in, and how that is called."""
-
-    expected: str
-    is_one: Callable[[Any], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class _Door:
-    """The check of one parameter; `what` begins its error."""
-
-    kind: _Admitted
-    what: str
-    is_first: bool
-    is_optional: bool
-
-    def __call__(self, value: Any) -> Any:
-        """Return what comes in for a value. Raises CompileError."""
-        if (value is None and self.is_optional) or self.kind.is_one(value):
-            return value
-        if self.kind is _TENSOR and isinstance(value, (np.ndarray, np.generic)):
-            return as_tensor(value)
-        if self.kind is _TENSOR and isinstance(value, (bool, int, float)):
-            partner = DType.BOOL if isinstance(value, bool) else DType.FLOAT32
-            return as_tensor(value, partner) if self.is_first else value
-        raise CompileError(f"{find_source()}: {self.what}, got {type(value).__name__}")
-
-
-_TENSOR = _Admitted(
-    "a tensor, a number or a numpy array", lambda value: isinstance(value, (Tensor, Expression))
-)
-_LIST = _Admitted("a list or tuple", lambda value: isinstance(value, (list, tuple)))
-
-_KINDS = {
-    "Tensor": _TENSOR,
-    "Sequence[Tensor]": _LIST,
-    "Sequence[Index]": _LIST,
-    "Module": _Admitted("a module", callable),
-    "bool": _Admitted("True or False", lambda value: isinstance(value, (bool, np.bool_, int))),
-    "str": _Admitted("a text", lambda value: isinstance(value, str)),
-}
-"""What is checked, by annotation; whatever else a function says it looks after itself."""

@@ -19,7 +19,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from actorflow.tensor.calls import pause_recording
 from compiler.contract.attrs import Attrs, PlainValue
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import HOST, Device, Mesh
@@ -35,7 +36,7 @@ from compiler.contract.probe import ProbeKind, TensorProbe
 from compiler.contract.sbp import Layout
 from compiler.contract.types import Phase, TensorType, ValueId
 from compiler.graph.graph import UNPLACED, UNSTAGED, GraphBuilder, Output, SourceLocation
-from compiler.graph.registry import Op
+from compiler.graph.registry import Op, infer_type
 from compiler.ops.families.gradients import emit_gradients
 from compiler.ops.primitives.matmul import KEEPS_PRECISION
 from compiler.ops.primitives.shape import COPY
@@ -128,6 +129,15 @@ def is_ours(filename: str) -> bool:
     return filename.startswith(OURS)
 
 
+def has_our_types(op: Op) -> bool:
+    """Whether what infers the types of an op is ours: it calls no function of the user."""
+    return infer_type.has(op) and _is_of_ours(infer_type.where(op))
+
+
+_is_of_ours = functools.lru_cache(maxsize=4096)(is_ours)
+"""The same of the files that code comes from, which are few."""
+
+
 def is_pythons(filename: str, module: str) -> bool:
     """Whether a file is of Python's standard library, as what a module of some name runs.
 
@@ -187,15 +197,24 @@ def users_line() -> str:
 def _users_frame() -> FrameType:
     # 2: this function and the one that asks for the line.
     frame = sys._getframe(2)
-    while frame.f_back is not None and _is_between(frame):
-        frame = frame.f_back
+    # Asked for each node of a trace. Almost all frames in between are ours, which the name of the
+    # file tells alone.
+    while (caller := frame.f_back) is not None and (
+        _is_of_ours(frame.f_code.co_filename) or _is_between(frame)
+    ):
+        frame = caller
     return frame
 
 
 def _location(frame: FrameType) -> SourceLocation:
-    return SourceLocation(
-        shown_path(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name
-    )
+    code = frame.f_code
+    return _location_in(_working_directory(), code.co_filename, frame.f_lineno, code.co_name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _location_in(folder: str, file: str, line: int, function: str) -> SourceLocation:
+    # Kept, since in eager mode every op of a loop asks for its line anew.
+    return SourceLocation(_shown_in(folder, file), line, function)
 
 
 def source_of(function: object) -> SourceLocation:
@@ -225,9 +244,18 @@ def shown_path(filename: str) -> str:
     Bytes of its name that are no text, which Python has as surrogates, are shown as "?": plans and
     messages to other processes are UTF-8. Where the working directory was removed no file is in it.
     """
-    with suppress(FileNotFoundError):
-        filename = filename.removeprefix(os.getcwd() + os.sep)
-    return filename.encode("utf-8", "replace").decode()
+    return _shown_in(_working_directory(), filename)
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "\0"  # no file is in it
+
+
+def _shown_in(folder: str, file: str) -> str:
+    return file.removeprefix(folder + os.sep).encode("utf-8", "replace").decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,11 +419,16 @@ class Trace:
                     **({"sbp": sbp} if sbp else {}),
                 }
             )
-            line = source or find_source()
-            # The outermost device: where a variable lives must not depend on which region reads it
-            # first.
-            with self.builder.at(self._scope, line, device=self.regions[0]):
-                self._variables[name] = self.builder.emit(VARIABLE, [], attrs)[0]
+            recorder = pause_recording()
+            try:
+                line = source or find_source()
+                # The outermost device: where a variable lives must not depend on which region reads
+                # it first.
+                with self.builder.at(self._scope, line, device=self.regions[0]):
+                    self._variables[name] = self.builder.emit(VARIABLE, [], attrs)[0]
+            finally:
+                if recorder is not None:
+                    sys.settrace(recorder)
         return self._variables[name]
 
     def captured(self, tensor: Any) -> ValueId:
@@ -452,6 +485,10 @@ class Trace:
         self._num_random += 1
         return self._num_random
 
+    def random_state(self) -> tuple[Any, Any] | None:
+        """Return the tensors that draws go by, seed and counter; None for the run's own."""
+        return None
+
     def next_probe(self, predicate: Callable[[Any], object] | None = None) -> int:
         """Return the number of the next probe, or loop with probes, in order of tracing."""
         self._num_probes += 1
@@ -478,7 +515,7 @@ class Trace:
             with b.at(placed.scope, placed.source, device=device, stage=stage):
                 # The attribute keeps two probes of one value apart, each with its line.
                 shown = b.emit_one(COPY, value, probe=placed.probe.number)
-            b.outputs.append(Output(placed.probe.name(operand), shown))
+            b.outputs.append(Output(placed.probe.name(operand), shown, placed.source))
 
     def close(self) -> None:
         """End the trace; its tensors can no longer be used."""
@@ -493,14 +530,16 @@ def current_trace() -> Trace | None:
     return _CURRENT.get()
 
 
-def require_trace(what: str) -> Trace:
-    """Return the current trace for what computes with tensors. Raises CompileError without one."""
+def require_trace(what: str, instead: str = "") -> Trace:
+    """Return the current trace for what computes with tensors. Raises CompileError without one.
+
+    `instead`: what to write where values are wanted and no tensor, as the first ones of parameters.
+    """
     trace = current_trace()
     if trace is None:
         raise CompileError(
             f"{find_source()}: {what} was called outside of a job; call it inside a function"
-            " decorated with @af.job, or in a block `with af.eager():`. Values of parameters are"
-            " numpy's: nn.Parameter(np.zeros((3, 4), np.float32)), or nn.Parameter((3, 4), 'zeros')"
+            f" decorated with @af.job, or in a block `with af.eager():`{instead and '. '}{instead}"
         )
     return trace
 
@@ -508,9 +547,18 @@ def require_trace(what: str) -> Trace:
 @contextmanager
 def recording(trace: Trace) -> Iterator[Trace]:
     """Make `trace` the current one; close it at the end."""
+    try:
+        with resumed(trace):
+            yield trace
+    finally:
+        trace.close()
+
+
+@contextmanager
+def resumed(trace: Trace) -> Iterator[None]:
+    """Make a trace that is begun already the current one for a while."""
     token = _CURRENT.set(trace)
     try:
-        yield trace
+        yield
     finally:
         _CURRENT.reset(token)
-        trace.close()

@@ -458,7 +458,12 @@ def _inside(what: str, item: object, key: object) -> str:
 
 # The walk: which reader an object has.
 
-RANDOM = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+
+def _is_generator(value: Any) -> bool:
+    """Whether a value draws random numbers. numpy.random is loaded by the first trace (20 ms)."""
+    of_numpy = np.random.Generator, np.random.RandomState, np.random.BitGenerator
+    return isinstance(value, (random.Random, *of_numpy))
+
 
 _HARMLESS = (logging.Logger, logging.LoggerAdapter, threading.Thread)
 _HARMLESS_MODULES = frozenset(
@@ -498,7 +503,9 @@ def _walk(reading: DependencyScan, what: str, value: Any, key: str) -> None:
             if isinstance(value, kinds):
                 reader(reading, what, value, key)
                 return
-        if type(value).__module__ in _HARMLESS_MODULES:
+        if _is_generator(value):
+            _read_generator(reading, what, value, key)
+        elif type(value).__module__ in _HARMLESS_MODULES:
             reading.row(what, type(value).__qualname__)
         else:
             _read_other(reading, what, value)
@@ -553,7 +560,6 @@ _READERS: tuple[tuple[Any, Callable[[DependencyScan, str, Any, str], None]], ...
     (CALLABLES, read_callable),
     (_DESCRIPTORS, _nothing),
     ((list, tuple, dict, types.MappingProxyType, set, frozenset), read_container),
-    (RANDOM, _read_generator),
     (weakref.ref, _read_reference),
     ((*_HARMLESS, weakref.ProxyTypes), _name_only),
     ((io.IOBase, types.GeneratorType, threading.local), DependencyScan.cannot),

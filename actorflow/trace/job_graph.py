@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 from actorflow.environment.option_values import chosen
 from actorflow.environment.settings import collector_paused
 from actorflow.functional.random import batches_of, seed_of, step_of
+from actorflow.metrics.totals import Metric
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
 from actorflow.optim.optimizers import COUNT
@@ -31,7 +32,8 @@ from actorflow.tensor.tracer import (
 from compiler.contract.attrs import NO_ATTRS
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import HOST, Device
-from compiler.contract.probe import PREFIX, is_probe
+from compiler.contract.probe import is_probe
+from compiler.contract.statistic import is_statistic
 from compiler.contract.types import Phase, TensorType, ValueId
 from compiler.graph.graph import Accumulation, Graph, Output, SourceLocation, Write
 from compiler.graph.target import GRAD_NORM, LOSS_SCALE
@@ -71,12 +73,6 @@ def trace_job(
     devices: tuple[Device, ...] = (HOST,),
 ) -> Graph:
     """Return the graph of a job's function. Raises CompileError with the user's line."""
-    outer = current_trace()
-    if outer is not None and outer.is_eager:
-        raise CompileError(
-            f"{find_source()}: job {name!r} was called in an eager block; call it outside, or"
-            " its function in the block"
-        )
     names = {id(stored): path for path, stored in model.named_stored()}
     paths = {id(m): path for path, m in model.named_modules()}
     trace = Trace(
@@ -101,9 +97,13 @@ def add_step(
 ) -> None:
     """Call a job's function in a trace, and add what a step does: its outputs, updates, writes."""
     b = trace.builder
-    outputs = _outputs(name, function(model, Batch(trace)), options.losses)
+    returned = _outputs(name, function(model, Batch(trace)), options.losses)
     shown = b.outputs  # by probes, on the way
-    b.outputs = [Output(key, t._value_in(trace)) for key, t in outputs.items()] + shown
+    outputs: dict[str, Tensor] = {}
+    for key, value in returned.items():
+        outputs |= value.outputs(key) if isinstance(value, Metric) else {key: value}
+    values = {key: t._value_in(trace) for key, t in outputs.items()}
+    b.outputs = [Output(k, v, b.producer_of(v).source) for k, v in values.items()] + shown
     if options.train:
         losses = {key: outputs[key] for key in options.losses}
         _add_update(trace, name, source_of(function), options, model, losses)
@@ -215,19 +215,20 @@ def _check_scale_name(trace: Trace, where: SourceLocation, job: str) -> None:
         )
 
 
-def _outputs(job: str, returned: Any, losses: tuple[str, ...]) -> dict[str, Tensor]:
+def _outputs(job: str, returned: Any, losses: tuple[str, ...]) -> dict[str, Tensor | Metric]:
     name = "loss" if losses else "output"
     outputs = dict(returned) if isinstance(returned, Mapping) else {name: returned}
     for key, value in outputs.items():
-        if is_probe(str(key)):
+        if is_probe(str(key)) or is_statistic(str(key)):
+            prefix, owner = ("debug/", "debug") if is_probe(str(key)) else ("statistic/", "metrics")
             raise CompileError(
-                f"job {job!r} returned {key!r}; names that begin with {PREFIX!r} are those of"
-                " af.debug, so give the output another one"
+                f"job {job!r} returned {key!r}; names that begin with {prefix!r} are those of"
+                f" af.{owner}, so give the output another one"
             )
-        if not isinstance(value, Tensor):
+        if not isinstance(value, (Tensor, Metric)):
             raise CompileError(
-                f"job {job!r} returned {type(value).__name__} as {key!r}; return a tensor,"
-                " or a dict of tensors"
+                f"job {job!r} returned {type(value).__name__} as {key!r}; return a tensor or a"
+                " metric, or a dict of them"
             )
     if not outputs:
         raise CompileError(f"job {job!r} returned nothing")
@@ -238,6 +239,11 @@ def _outputs(job: str, returned: Any, losses: tuple[str, ...]) -> dict[str, Tens
                 f" key {key!r}, which it trains on"
             )
         loss = outputs[key]
+        if isinstance(loss, Metric):
+            raise CompileError(
+                f"{loss.source}: job {job!r} trains on {key!r}, a metric, which has no gradient;"
+                " return a tensor, such as af.cross_entropy, under this name"
+            )
         if loss.shape != () or not loss.dtype.is_float:
             named = "the loss" if key == "loss" else f"the loss {key!r}"
             mend = "; reduce it with .mean() or .sum()" if loss.shape else ""
@@ -259,10 +265,28 @@ Wanted = Any
 """A tensor, a list or tuple of tensors, a mapping of tensors, or a module: its parameters."""
 
 
+Outputs = Tensor | Sequence[Tensor]
+Flows = Tensor | Sequence[Tensor | None] | None
+
+
+@overload
+def grad(outputs: Outputs, inputs: Tensor, grad_outputs: Flows = ...) -> Tensor: ...
+@overload
 def grad(
-    outputs: Tensor | Sequence[Tensor],
+    outputs: Outputs, inputs: Module | Mapping[str, Tensor], grad_outputs: Flows = ...
+) -> dict[str, Tensor]: ...
+@overload
+def grad(
+    outputs: Outputs, inputs: Sequence[Tensor], grad_outputs: Flows = ...
+) -> tuple[Tensor, ...]: ...
+@overload
+def grad(
+    outputs: Outputs, inputs: Wanted, grad_outputs: Flows = ..., *, allow_unused: bool
+) -> Any: ...
+def grad(
+    outputs: Outputs,
     inputs: Wanted,
-    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    grad_outputs: Flows = None,
     *,
     allow_unused: bool = False,
 ) -> Any:

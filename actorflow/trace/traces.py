@@ -10,21 +10,19 @@ read, and says so once.
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import CodeType, FrameType
-from typing import Any
+from types import CodeType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from actorflow.environment.settings import collector_paused, logger
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import ModelTensor
+from actorflow.tensor.calls import Called, record_calls
 from actorflow.tensor.initial_values import whole_type
 from actorflow.tensor.tracer import (
-    find_source,
     is_ours,
     is_users,
     is_users_module,
@@ -33,50 +31,16 @@ from actorflow.tensor.tracer import (
 )
 from actorflow.trace.dependency_scan import read_job
 from actorflow.trace.guard import DependencyScan, Guard
-from compiler.contract.errors import CompileError
-from compiler.contract.plan import Plan
 from compiler.contract.types import TensorType
 from compiler.graph.graph import Graph
 from compiler.ops.primitives.body import hash_graph
 from compiler.ops.primitives.sources import OF_MODEL
 
-# A walk finds a function by the names in the code. One that is fetched by a text, `globals()[name]`
-# or `getattr(module, name)`, or that comes out of an object which is not looked into, is found by
-# watching the trace itself.
-
-Called = dict[int, tuple[CodeType, str, str]]
-"""Of the functions that were called: code, module, and the file of who called first; by `id` of the
-code, which is kept. (To hash a code object takes longer than the call.)"""
+if TYPE_CHECKING:
+    from compiler.contract.plan import Plan
 
 _NOT_OF_THE_TRACE = frozenset(("<module>", "__del__", "__repr__", "__str__"))
 """Code that runs for other reasons: an import, an object that goes, a text for people."""
-
-
-@contextmanager
-def record_calls() -> Iterator[Called | None]:
-    """Yield what gets all functions that this thread calls.
-
-    None under a debugger or a measure of coverage: only one at a time can watch.
-    """
-    called: Called = {}
-    if sys.gettrace() is not None:
-        yield None
-        return
-
-    def note(frame: FrameType, event: str, argument: object) -> None:
-        # Called for each call of this thread; without a return value it is not called for lines,
-        # too.
-        code, caller = frame.f_code, frame.f_back
-        if id(code) not in called and caller is not None:
-            module = str(frame.f_globals.get("__name__"))
-            called[id(code)] = (code, module, caller.f_code.co_filename)
-
-    sys.settrace(note)
-    try:
-        yield called
-    finally:
-        if sys.gettrace() is note:  # and no debugger that a breakpoint has started
-            sys.settrace(None)
 
 
 def is_generated(code: CodeType, module: str) -> bool:
@@ -219,7 +183,7 @@ class TraceCache:
         function: the user's.
         optimizer: of the job, or None.
         trace: makes the graph.
-        most: graphs that there may be, before shapes or settings change too often.
+        most: graphs that are kept, the newest ones.
     """
 
     def __init__(
@@ -239,16 +203,20 @@ class TraceCache:
         self._called: frozenset[CodeType] | None = None
         self._told: set[str] = set()
         self._num_quiet = 0
+        # By id of a graph that is kept, until it is told.
+        self._reasons: dict[int, str] = {}
 
     def newest(self, spec: Spec) -> TraceResult | None:
-        """Return the newest trace if it is of these types and holds; in microseconds."""
-        last = self._traced[-1] if self._traced else None
-        return last if last is not None and last.spec == spec and last.guard.holds() else None
+        """Return the newest trace of these types if it holds; in microseconds."""
+        for trace in reversed(self._traced):
+            if trace.spec == spec:
+                return trace if trace.guard.holds() else None
+        return None
 
     def current(self, model: Module, spec: Spec) -> TraceResult:
-        """Return the trace of the model as it is now; a changed graph says why in one line.
+        """Return the trace of the model as it is now; `take_reason` says why a graph has changed.
 
-        Raises CompileError from the trace, or where there are too many graphs.
+        Raises CompileError from the trace.
         """
         reading = self._read(model, spec)
         identity = tuple(reading.rows)
@@ -308,11 +276,13 @@ class TraceCache:
         if same is not None:
             self._say_quiet(tuple(before.rows), same)
             return self._keep(trace, same)
-        self._say_changed(tuple(before.rows), known)
+        self._note_change(tuple(before.rows), known, graph)
         return self._keep(trace, known)
 
     def _keep(self, made: TraceResult, instead_of: TraceResult | None) -> TraceResult:
-        self._traced = [t for t in self._traced if t is not instead_of] + [made]
+        kept = [t for t in self._traced if t is not instead_of]
+        # The oldest goes: the plan of its graph may still be there, or is made again.
+        self._traced = [*kept, made][-self._most :]
         return made
 
     def _say_unsure(self, unsure: str) -> None:
@@ -340,18 +310,17 @@ class TraceCache:
                 reason,
             )
 
-    def _say_changed(self, now: Identity, known: TraceResult | None) -> None:
+    def _note_change(self, now: Identity, known: TraceResult | None, graph: Graph) -> None:
         self._num_quiet = 0
         if not self._traced:
             return
-        reason = f"it {known.unsure}" if known else difference(self._traced[-1].identity, now)
-        if known is None and len(self._traced) >= self._most:
-            raise CompileError(
-                f"{find_source()}: job {self._job!r} has plans for {len(self._traced)} input"
-                f" signatures, the most that max_plans={self._most} allows, and now {reason}. Pad"
-                " batches to fewer shapes, pass changing values in the batch, or raise max_plans"
-            )
-        logger.warning("job %r recompiled because %s", self._job, reason)
+        before = self._traced[-1].identity
+        reason = f"it {known.unsure}" if known else difference(before, now)
+        self._reasons[id(graph)] = reason
+
+    def take_reason(self, graph: Graph) -> str:
+        """Return why a graph is another one than the one before, once; "" for the first."""
+        return self._reasons.pop(id(graph), "")
 
 
 def _states(reading: DependencyScan) -> dict[str, object]:

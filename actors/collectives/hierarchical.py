@@ -7,12 +7,14 @@ share a host is told by the names that each was given, never found out by a try.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from actors.collectives.crossing import Crossing
 from actors.collectives.pieces import MessageBuffers, PointToPoint
 from actors.collectives.shared_memory import SharedMemory
-from actors.kernels.library.runtime import Toolchain
+from actors.kernels.library.toolchain import Toolchain
 from actors.machine.protocol import AllGatherObject, Array, Block, Launch
 from compiler.contract.collective import Collective
 from compiler.contract.errors import DeviceError, PeerFailed
@@ -50,6 +52,7 @@ class HierarchicalCommunicator:
         host: the name of this rank's host; ranks with the same share memory.
         connect: makes the messages between hosts; called where a group crosses them.
         deadline_s: how long a launch waits for the others before it raises.
+        memory: this rank's end inside its host; None for a new one.
 
     Attributes:
         rank, mesh, has_clean_abort: see `Communicator`.
@@ -69,10 +72,14 @@ class HierarchicalCommunicator:
         host: str,
         connect: Connect,
         deadline_s: float = 300.0,
+        memory: SharedMemory | None = None,
     ) -> None:
         if not host:
             raise DeviceError(f"rank {rank} is on a host without a name; one of several has one")
-        self._memory = SharedMemory(rank, mesh, gather, toolchain, host=host, deadline_s=deadline_s)
+        self._memory = memory or SharedMemory(
+            rank, mesh, gather, toolchain, host=host, deadline_s=deadline_s
+        )
+        self._host, self._toolchain = host, toolchain
         self.rank, self.mesh = rank, mesh
         self._gather, self._connect = gather, connect
         self._transport: TaggedTransport | None = None
@@ -90,6 +97,15 @@ class HierarchicalCommunicator:
     def allocate(self, size_bytes: int, alignment: int) -> Block:
         """Return memory that the ranks of this host will map; see `Communicator.allocate`."""
         return self._memory.allocate(size_bytes, alignment)
+
+    def beside(self) -> Callable[[], HierarchicalCommunicator]:
+        """Return what makes ends on the same memory; see `Communicator.beside`."""
+        make = partial(
+            HierarchicalCommunicator, self.rank, self.mesh, self._gather, self._toolchain,
+            host=self._host, connect=self._connect,
+        )  # fmt: skip
+        beside = self._memory.beside()
+        return lambda: make(memory=beside())
 
     def bind(
         self, collective: Collective, inputs: tuple[Array, ...], outputs: tuple[Array, ...]

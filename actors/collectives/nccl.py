@@ -18,8 +18,9 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from actors.collectives.handshake import (
@@ -117,6 +118,7 @@ class NcclCommunicator:
         host: The name of this rank's host; "" where all ranks must be on it.
         deadline_s: How long `ready` waits for the others before it raises.
         look_s: How often the library is asked whether a call has failed.
+        joined: Communicators of lanes that are there already, for another plan that takes turns.
 
     Attributes:
         rank, mesh, has_clean_abort, waited_ns: See `Communicator`.
@@ -135,11 +137,14 @@ class NcclCommunicator:
         host: str = "",
         deadline_s: float = 300.0,
         look_s: float = 1.0,
+        joined: dict[CommunicatorKey, int] | None = None,
     ) -> None:
         self.rank, self.mesh, self._gather = rank, mesh, gather
         self._host = host
         self._device, self._deadline_s, self._look_s = device, deadline_s, look_s
         self._bound: dict[tuple[str, int], _BoundCollective] = {}
+        # Plans that take turns use those of a lane one after the other: each costs memory.
+        self._joined = {} if joined is None else joined
         self._communicators: list[int] = []
         self._given_up: PeerFailed | None = None
         self._lock = threading.RLock()
@@ -150,6 +155,13 @@ class NcclCommunicator:
     def allocate(self, size_bytes: int, alignment: int) -> Block:
         """Refuse: what ranks exchange lies in the memory of their GPUs."""
         raise InternalError("a plan with collectives on GPUs asked for shared memory of the host")
+
+    def beside(self) -> Callable[[], NcclCommunicator]:
+        """Return what makes ends on the same communicators; see `Communicator.beside`."""
+        return partial(
+            NcclCommunicator, self.rank, self.mesh, self._gather, self._device,
+            host=self._host, deadline_s=self._deadline_s, look_s=self._look_s, joined=self._joined,
+        )  # fmt: skip
 
     def bind(
         self,
@@ -204,27 +216,35 @@ class NcclCommunicator:
         check_collectives(offers, self.mesh.groups())
         lanes = own.lanes
         own_ids = [
-            self._device.unique_id() if self._members(lane)[0] == self.rank else b""
+            self._device.unique_id()
+            if self._members(lane)[0] == self.rank and lane not in self._joined
+            else b""
             for lane in lanes
         ]
         ids = self._gather("join the communicators of their GPUs", tuple(own_ids))
         # Sorted on all ranks: of two communicators none waits for the other.
         for lane in lanes:
             members = self._members(lane)
-            made = ids[members[0]]
-            place = offers[members[0]].lanes.index(lane)
-            if not isinstance(made, tuple) or not isinstance(unique_id := made[place], bytes):
-                raise PeerFailed(f"rank {members[0]} sent no NCCL id for {lane}", rank=members[0])
-            own_place = members.index(self.rank)
-            communicator = self._device.join_communicator(
-                unique_id, len(members), own_place, self._deadline_s
-            )
+            is_new, own_place = lane not in self._joined, members.index(self.rank)
+            if is_new:
+                made = ids[members[0]]
+                unique_id = (
+                    made[offers[members[0]].lanes.index(lane)] if isinstance(made, tuple) else 0
+                )
+                if not isinstance(unique_id, bytes):
+                    raise PeerFailed(
+                        f"rank {members[0]} sent no NCCL id for {lane}", rank=members[0]
+                    )
+                self._joined[lane] = self._device.join_communicator(
+                    unique_id, len(members), own_place, self._deadline_s
+                )
+            communicator = self._joined[lane]
             with self._lock:
                 self._communicators.append(communicator)
                 if self._given_up is not None:
                     # An abort that came before there was anything to end.
                     self._device.give_up((communicator,), self._given_up)
-            if lane.sender >= 0:
+            if is_new and lane.sender >= 0:
                 self._device.connect_neighbours(communicator, own_place)
             self._prepare(lane, communicator, own_place)
         self._device.finish_chains()

@@ -22,7 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.kernels.library.runtime import Toolchain, text_of
+from actors.kernels.library.runtime import text_of
+from actors.kernels.library.toolchain import Toolchain
 from actors.machine.errors import forkable_lock
 from actors.machine.protocol import Array
 from compiler.contract.errors import DeviceError

@@ -18,6 +18,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 from actors.collectives import segments
@@ -52,7 +53,7 @@ from actors.collectives.segments import (
 )
 from actors.collectives.sum_order import sum_steps
 from actors.kernels.common.host_memory import address
-from actors.kernels.library.runtime import Toolchain
+from actors.kernels.library.toolchain import Toolchain
 from actors.machine.protocol import AllGatherObject, Array, Block, Launch
 from compiler.contract.collective import RECEIVE, SEND, Collective
 from compiler.contract.errors import DeviceError, InternalError, OutOfMemory, PeerFailed
@@ -284,6 +285,8 @@ class SharedMemory:
         toolchain: What builds the C half.
         host: What the ranks of this host are told apart by; "" where all ranks must be on it.
         deadline_s: How long a launch waits for the others before it raises.
+        registers: Segments of each rank of this host that are mapped already, for another plan on
+            the same memory; None for a plan that allocates its own.
 
     Attributes:
         rank, mesh, has_clean_abort: See `Communicator`.
@@ -307,6 +310,7 @@ class SharedMemory:
         *,
         host: str = "",
         deadline_s: float = 300.0,
+        registers: dict[int, list[Segment]] | None = None,
     ) -> None:
         if toolchain is None:
             raise DeviceError(
@@ -325,7 +329,10 @@ class SharedMemory:
         self.num_lanes, self.has_crossings = 0, False
         self.library = segments.library(toolchain)
         self._deadline_ns = int(deadline_s * 1e9)
-        self._own = OwnSegments()
+        self._toolchain = toolchain
+        # Filled by `ready`, and kept by those who have more plans on it.
+        self._registers = {} if registers is None else registers
+        self._own = OwnSegments([*self._registers.get(rank, ())])
         self._groups: list[GroupView] = []
         # By actor and order: the launches of a collective, one for each set of slots.
         self._bound: dict[tuple[str, int], list[CollectiveLaunch]] = {}
@@ -351,6 +358,14 @@ class SharedMemory:
         segment = self._own.allocate("registers", size_bytes + spare)
         start = -segment.address % alignment
         return segment.array[start : start + size_bytes]
+
+    def beside(self) -> Callable[[], SharedMemory]:
+        """Return what makes ends on the same memory; see `Communicator.beside`."""
+        # Not a method of this end, which would keep its boards.
+        return partial(
+            SharedMemory, self.rank, self.mesh, self._gather, self._toolchain,
+            host=self._host, deadline_s=self._deadline_ns / 1e9, registers=self._registers,
+        )  # fmt: skip
 
     def bind(
         self, collective: Collective, inputs: tuple[Array, ...], outputs: tuple[Array, ...]
@@ -395,8 +410,9 @@ class SharedMemory:
                 " ('ulimit -v', 'ulimit -f', which counts for shared memory as well): raise it"
             ) from error
         collectives = tuple(self._descriptors())
+        new = self._own.offer()[len(self._registers.get(self.rank, ())) :]
         descriptor = RankDescriptor(
-            self._host or this_host(), os.getpid(), self._own.offer(), str(self.mesh), collectives
+            self._host or this_host(), os.getpid(), new, str(self.mesh), collectives
         )
         # Two meetings: files may be closed only after every rank has opened them.
         rows = self._gather("share memory for collectives", descriptor.row())
@@ -424,6 +440,7 @@ class SharedMemory:
         for rank, text in enumerate(answers):
             if text:
                 raise PeerFailed(str(text), rank=rank)
+        self._registers.update({rank: made[:-1] for rank, made in mapped.items()})
         with self._lock:
             self._connect(offers, mapped)
             if self._given_up is not None:
@@ -446,11 +463,13 @@ class SharedMemory:
             yield CollectiveDescriptor(lane, first.place, text, rows)
 
     def _segments_of(self, rank: int, offer: RankDescriptor) -> list[Segment]:
-        """Map what a rank offers: all of it for one that this one meets, else its board."""
+        """Return what is mapped of a rank, and map what it offers: of one never met its board."""
         if rank == self.rank:
             return self._own.made
-        meets = any([rank in lane.members(self._ranks_along(lane.axis)) for lane in self._lanes()])
-        return map_all(offer.pid, offer.segments if meets else offer.segments[-1:])
+        # Of all that this one may meet in any plan, as those beside this one may have other lanes.
+        may_meet = any([rank in self._ranks_along(axis) for axis in range(len(self.mesh.names))])
+        new = map_all(offer.pid, offer.segments if may_meet else offer.segments[-1:])
+        return [*self._registers.get(rank, ()), *new]
 
     def _lanes(self) -> list[CommunicatorKey]:
         return sorted({launches[0].lane for launches in self._bound.values()})
@@ -534,6 +553,7 @@ class SharedMemory:
                     os.close(fd)
             self._own.close_files()
             self._boards, self._processes, self._own = {}, {}, OwnSegments()
+            self._registers = {}
             self._bound.clear()
             self.crossings.clear()
             self._groups.clear()

@@ -15,6 +15,7 @@ a visit to the variables, `close`) goes through the dispatcher's inbox.
 - `admission`  steps that may begin, ports until they are closed, visits between two messages.
 - `watchdog`   who holds up a run that stands still.
 - `timeline`   what happened when, as a Chrome trace.
+- `trace_counters`  its counters: ready slots of registers, live bytes of arenas.
 
 It may import `actors.device`, `actors.machine` and `compiler.contract`. No kernel and no CUDA
 device is imported here: they come in through the protocols of `actors.machine.protocol`.

@@ -3,6 +3,7 @@
 Whoever runs a plan asks for steps; a window, where there is one, is granted from outside. So a
 coordinator of several ranks holds them all within it: no rank begins a step that it has not granted
 to each. Grants are totals and only grow, so that one that comes twice, or late, changes nothing.
+Only a plan that takes its turn forgets what it was granted before: it counts from another step.
 """
 
 from __future__ import annotations
@@ -31,10 +32,14 @@ class Admission:
         window: steps granted from the start, or None for no limit.
     """
 
-    __slots__ = ("_admitted", "_asked", "_granted", "_is_end_asked", "_last", "_machine", "is_over")
+    __slots__ = (
+        "_admitted", "_asked", "_granted", "_is_end_asked", "_last", "_machine", "_sources",
+        "is_over",
+    )  # fmt: skip
 
     def __init__(self, machine: Machine, window: int | None) -> None:
-        self._machine = machine
+        self._machine, table = machine, machine.table
+        self._sources = [(source, table.firings_per_step[source]) for source in table.sources]
         self._granted = _UNLIMITED if window is None else window
         self._last = _UNLIMITED
         self._asked = self._admitted = 0
@@ -52,6 +57,10 @@ class Admission:
             self._last = min(self._last, steps)
         self._advance()
 
+    def withhold(self) -> None:
+        """Take back what was granted of steps that are not asked for yet."""
+        self._granted = self._admitted
+
     def end(self) -> None:
         """End every source after the steps asked for so far, once all of them are granted."""
         self._is_end_asked = True
@@ -60,26 +69,27 @@ class Admission:
     def end_with(self, exhausted: int) -> None:
         """Let the other sources reach the step of the exhausted source, and no later step."""
         self.is_over = True
-        machine, per_step = self._machine, self._machine.table.firings_per_step
+        machine = self._machine
         # Rounded up: a step that was begun is completed by the other sources.
-        steps = -(-(machine.firing_index(exhausted) + 1) // per_step[exhausted])
-        for source in machine.table.sources:
-            machine.end_admission(source, limit=steps * per_step[source])
+        begun = machine.firing_index(exhausted) + 1
+        steps = -(-begun // machine.table.firings_per_step[exhausted])
+        for source, per_step in self._sources:
+            machine.end_admission(source, limit=steps * per_step)
 
     def _advance(self) -> None:
         if self.is_over:
             return
-        machine, table = self._machine, self._machine.table
+        machine = self._machine
         # All three are totals since the start, so their order of arrival does not matter.
         until = min(self._asked, self._granted, self._last)
         if until > self._admitted:
             steps, self._admitted = until - self._admitted, until
-            for source in table.sources:
-                machine.admit(source, steps * table.firings_per_step[source])
+            for source, per_step in self._sources:
+                machine.admit(source, steps * per_step)
         is_done = self._is_end_asked and self._admitted >= self._asked
         if is_done or self._admitted >= self._last:
             self.is_over = True
-            for source in table.sources:
+            for source, _ in self._sources:
                 machine.end_admission(source)
 
 

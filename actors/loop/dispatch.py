@@ -76,11 +76,17 @@ class LoopOptions:
         on_finished: Called once on the dispatcher's thread when the run is over in any way, before
             `wait` returns. What it raises becomes the failure of a run that had none. After a
             failure or `close` a source may still be running.
+        on_failure: Called once on the dispatcher's thread as soon as the run has failed, with the
+            error, while kernels and sinks that run are still waited for. It must not block: what
+            they wait for elsewhere, and will not come any more, it makes them stop waiting for.
         prepare_thread: Called once on every thread that runs kernels, before its first launch; what
             it raises fails the run. The threads of sources and sinks are the user's.
         window: Steps that may begin before more are granted (`Loop.grant`), or None for no limit.
         watch: How to report that the run stands still, or None.
         join_timeout_s: How long `close` waits for a port to let go of its thread.
+        drive: Makes the loop a driven one: it has no thread, and whoever calls it runs what can
+            run, one thread at a time. This is called with what does so, and returns what that
+            returns. For a plan that was loaded for one thread.
         source_timeout_s: How long `close` waits for sources, instead.
         report: Receives a text for every source's thread that `close` leaves behind, and for every
             stall; by default a warning in the log "actorflow".
@@ -89,10 +95,12 @@ class LoopOptions:
     timeline: Timeline | None = None
     clock: Clock = time.perf_counter_ns
     on_finished: Callable[[], object] | None = None
+    on_failure: Callable[[BaseException], object] | None = None
     prepare_thread: Callable[[], object] = _prepare_nothing
     window: int | None = None
     watch: WatchdogOptions | None = None
     join_timeout_s: float = 10.0
+    drive: Callable[[Callable[[], bool]], bool] | None = None
     source_timeout_s: float = 2.0
     report: Callable[[str], object] = _report
 
@@ -118,12 +126,16 @@ class Dispatcher:
         self.inbox = Inbox()
         self.ports = OpenPorts(plan, bound.ports)
         self.outcome = RunOutcome(plan, self.ports.sources)
+        self._on_failure = options.on_failure
+        self._is_driven = options.drive is not None
         self.admission = Admission(self.machine, options.window)
         self._visitors = QuiescentQueue()
         times = FiringTimes(options.clock, [0] * bound.table.num_actors, options.timeline)
         num_launches = [1 if a.kind in PORTED else len(a.launches) for a in plan.actors]
         new_activity = partial(ThreadActivity, num_launches, times)
         self.activity = new_activity()
+        # By actor: how long this thread stood idle until it ended, and a chain could run.
+        self.awaited_ns = [0] * bound.table.num_actors
         self.workers = WorkerPool(
             plan,
             bound.table,
@@ -131,6 +143,7 @@ class Dispatcher:
             WorkerCallbacks(self.inbox.post, self.outcome.report, self._fail_start),
             options.prepare_thread,
         )
+        self._done = [message(Message.DONE, actor) for actor in range(bound.table.num_actors)]
         # Pairs are built once: `next` then gives a firing its job without making an object.
         self._jobs: list[Iterator[Job]] = [
             _forever(tuple([(actor, chain) for chain in phases]))
@@ -212,6 +225,7 @@ class Dispatcher:
         """Fail the run with an error that no launch raised."""
         self.outcome.fail(error)
         self.halt()
+        self._tell_failure()
         self._close_sources()
 
     def abort_unless_over(self, error: BaseException) -> None:
@@ -238,8 +252,16 @@ class Dispatcher:
                 prepare()
         except BaseException as error:
             self.abort(error)
+        self.serve()
+
+    def serve(self) -> bool:
+        """Run until the run is over, a driven one until nothing can run; return whether it is over.
+
+        What a launch or this thread raises is the failure of the run.
+        """
         try:
-            self._serve()
+            if not self._serve():
+                return False
             # Linear, once per run: a machine that is over accounts for every slot, or a bug is
             # reported.
             self.machine.validate()
@@ -247,6 +269,7 @@ class Dispatcher:
         except DeviceFailure as failure:
             self.halt()
             self._fail_by(failed_launch(failure))
+            self._tell_failure()
         except BaseException as error:
             # No launch raised this: the frames are the dispatcher's own, and know the last chain.
             clear_frames(error.__traceback__)
@@ -254,33 +277,30 @@ class Dispatcher:
         self.forget()
         # Last: the mailbox is first in, first out, so the jobs before None still run.
         self.workers.end()
+        return True
 
-    def _serve(self) -> None:
+    def _serve(self) -> bool:
         machine, columns, jobs = self.machine, self.machine.columns, self._jobs
-        inbox, workers, note = self.inbox, self.workers, self.activity
+        inbox, workers, note, done = self.inbox, self.workers, self.activity, self._done
         fireable, detached, flushing = machine.fireable, machine.detached, machine.flushing
         next_fireable, next_detached = fireable.popleft, detached.popleft
         outbox, is_quiet, get = machine.outbox, inbox.is_empty, inbox.get
         visitors, running, put = self._visitors.waiting, workers.running, workers.put
         clock, busy_ns, timeline = note.times.clock, note.times.busy_ns, note.times.timeline
-        # By actor, so that the end of a firing costs an index.
-        done = [message(Message.DONE, actor) for actor in range(machine.table.num_actors)]
-        # What the loop needs stands in locals, and what happens in every firing calls nothing of
-        # ours but the machine: this is most of what a firing costs beside its launches.
-        since = clock()
+        # In locals, and a firing calls nothing of ours but the machine: most of its cost lies here.
+        since, pause_ns, waker = clock(), 0, 0
         while True:
             if visitors:
                 self._receive_visitors()
             if outbox:
                 machine.deliver(outbox)
                 outbox.clear()
-            # What another thread has ended is taken before a chain runs here, which may take long:
-            # what it makes ready on other streams would wait meanwhile.
+            # Before a chain runs here, for which what is ready on other streams would wait.
             if not is_quiet():
                 code = get()
                 if code & KIND_MASK == _DONE:
-                    # As `subject_of`, without a call.
-                    running.remove(code >> KIND_BITS)
+                    waker = code >> KIND_BITS  # as `subject_of`, without a call
+                    running.remove(waker)
                     outbox.append(code)
                 else:
                     note.job = None
@@ -292,10 +312,11 @@ class Dispatcher:
                 put[actor](next(jobs[actor]))
                 since = clock()
             if fireable:
+                if pause_ns:  # for whoever ended last
+                    self.awaited_ns[waker], pause_ns = self.awaited_ns[waker] + pause_ns, 0
                 job = next(jobs[next_fireable()])
                 actor, chain = job
-                # `job` is set after the rest: a watchdog that sees it finds time and launches of
-                # this firing.
+                # `job` is set last: a watchdog that sees it finds time and launches of this firing.
                 note.since_ns = since
                 note.launches = launches = iter(chain)
                 note.job = job
@@ -305,7 +326,7 @@ class Dispatcher:
                 except BaseException as error:
                     launch_index = note.launch()
                     note.clear()
-                    # The traceback keeps this frame, and what it knows, as long as the error lives.
+                    # The traceback keeps this frame as long as the error lives.
                     del job, chain, launches, launch
                     self._fail_firing(actor, launch_index, error)
                     continue
@@ -322,16 +343,21 @@ class Dispatcher:
                 if visitors:
                     self._receive_visitors()
                 if (columns.is_halted or not columns.num_open) and self._is_over():
-                    return
+                    return True
                 if self.admission.is_over:
                     self.check_progress()
                 note.job = None
+                if self._is_driven and is_quiet():  # what is to come, another call will bring
+                    return False
                 code = get()
-                since = clock()
+                before, since = since, clock()
                 if code & KIND_MASK == _DONE:
-                    running.remove(code >> KIND_BITS)
+                    pause_ns += since - before
+                    waker = code >> KIND_BITS
+                    running.remove(waker)
                     outbox.append(code)
                 else:
+                    pause_ns = 0
                     self.take(code)
 
     def take(self, code: int) -> None:
@@ -371,6 +397,7 @@ class Dispatcher:
         elif kind == _FAILED:
             self.halt()
             self._fail_by(self.outcome.take_reported(subject_of(code)))
+            self._tell_failure()
             self._close_sources()
 
     def _is_over(self) -> bool:
@@ -383,6 +410,13 @@ class Dispatcher:
         """Raise rather than wait for a message that nobody can send any more."""
         if self.admission.is_over and not self.workers.running and self.inbox.is_empty():
             raise InternalError("the plan cannot finish: " + self.machine.stall())
+
+    def _tell_failure(self) -> None:
+        """Have whoever waits for more than this run stop that, the first time that it failed."""
+        failure, tell = self.outcome.failure, self._on_failure
+        if failure is not None and tell is not None:
+            self._on_failure = None
+            tell(failure)
 
     def _fail_by(self, failure: Failure) -> None:
         self.outcome.fail_by(failure, self.machine.story(failure.actor))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from actors.machine.errors import ActorFailed
 from actors.machine.protocol import DeviceFailure
+from compiler.contract.errors import PeerFailed
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import PORTED, Actor
 
@@ -181,9 +182,9 @@ class RunOutcome:
             return
         if self.failure is None:
             self.failure = explain(self._plan, failure, story)
-        # A source fails here because its port was closed after the first failure, which says
-        # nothing.
-        elif failure.actor not in self._sources:
+        # A source fails here because its port was closed after the first failure, and a launch that
+        # waits for other ranks because they were released: that says nothing.
+        elif failure.actor not in self._sources and not isinstance(failure.error, PeerFailed):
             also = explain(self._plan, failure, ())
             if not is_same_failure(also, self.failure):
                 self.failure.add_note(f"at the same time {also}")

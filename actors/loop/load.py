@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import gcd, lcm
 from types import MappingProxyType
 
-import numpy as np
-
-from actors.device.executor import Executor, FindWaits, StreamHome
-from actors.loop.bound import BoundPlan, Views, tokens_of
+from actors.device.executor import Executor, StreamHome
+from actors.loop.bound import BoundPlan, PlanMemory, Views, tokens_of
 from actors.loop.failure import place_of
 from actors.machine.protocol import (
     Chain,
@@ -25,22 +23,22 @@ from actors.machine.protocol import (
     OpenDevice,
 )
 from actors.machine.table import MachineTable
-from actors.race.waits import wait_table
 from compiler.contract.collective import collective_of
 from compiler.contract.errors import DeviceError, InternalError
 from compiler.contract.placement import Device, DeviceKind
 from compiler.contract.plan import Plan
-from compiler.contract.plan_tables import PORTED, Actor, ActorKind, Constant, Port, RegisterKind
+from compiler.contract.plan_tables import PORTED, Actor, ActorKind, Port, RegisterKind
 from compiler.contract.plan_tables import Launch as PlannedLaunch
-from compiler.contract.types import RegisterId, numpy_dtype
+from compiler.contract.types import RegisterId
 
 _EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
 
 
-_NO_TOKENS: Mapping[str, int] = MappingProxyType({})
-
 Watching = Callable[[int, Chain], Chain]
 """From an actor's number and chain to what its firings run."""
+
+MakeExecutor = Callable[[MachineTable, Mapping[int, StreamHome]], Executor]
+"""As `Executor`: from the graph of actors and where its streams are, by their numbers."""
 
 
 def load(
@@ -48,11 +46,11 @@ def load(
     ports: Mapping[str, HostPort],
     devices: Sequence[OpenDevice],
     *,
-    initial: Mapping[str, int] = _NO_TOKENS,
-    max_ahead: int = 2,
+    table: MachineTable | None = None,
     watch: Watching | None = None,
     communicator: Communicator | None = None,
-    find_waits: FindWaits = wait_table,
+    make_executor: MakeExecutor = Executor,
+    memory: PlanMemory | None = None,
 ) -> BoundPlan:
     """Allocate the arenas of a plan, fill its constants and bind all its launches.
 
@@ -60,13 +58,15 @@ def load(
         plan: A verified plan.
         ports: A host port for every SOURCE and SINK actor, by name of the actor.
         devices: What the plan may run on.
-        initial: Tokens that control registers hold before the first firing, by name.
-        max_ahead: Steps that may be enqueued on asynchronous devices and not ended.
+        table: The graph of actors: with the tokens that registers hold before the first firing,
+            and for one thread where its caller drives the loop; by default as in a new run.
         watch: Wraps the launches of an actor's bound chain, one by one, to time them; None lets
             the devices join several launches into one call.
         communicator: How this rank meets the others, for a plan with COMM actors. It is the
             caller's to have it `ready` before the first firing.
-        find_waits: Says which firings wait for which on asynchronous devices: see `Executor`.
+        make_executor: Makes what drives the actors on their devices, of the graph and its streams.
+        memory: Where the arenas lie, also those of other plans that take turns; None for blocks of
+            its own. What another plan works on meanwhile must be at rest.
 
     Raises:
         ValueError: A port is missing, or is there for no actor.
@@ -78,9 +78,8 @@ def load(
     opened = _devices_of(plan, devices)
     _check_names(plan, ports, opened)
     _check_ranks(plan, communicator)
-    views = Views(plan, opened, communicator)
-    for constant in plan.constants:
-        _fill(plan, views, constant)
+    views = Views(plan, opened, communicator, PlanMemory() if memory is None else memory)
+    views.fill()
     launches = [
         _bind_actor(plan, views, a, ports, opened[plan.streams[a.stream].device], communicator)
         for a in plan.actors
@@ -91,8 +90,8 @@ def load(
             for actor, phases in enumerate(launches)
         ]
     streams = {int(s.id): StreamHome(s.name, opened[s.device]) for s in plan.streams}
-    table = MachineTable.of(plan, initial)
-    executor = Executor(table, streams, max_ahead=max_ahead, find_waits=find_waits)
+    table = MachineTable.of(plan) if table is None else table
+    executor = make_executor(table, streams)
     return BoundPlan(plan, ports, views, executor, launches)
 
 
@@ -168,17 +167,6 @@ def _check_ranks(plan: Plan, communicator: Communicator | None) -> None:
             f" actor {meeting[0].name!r}, {place}, cannot run its collective. Start all ranks"
             " together, or compile the job without a mesh"
         )
-
-
-def _fill(plan: Plan, views: Views, constant: Constant) -> None:
-    type_ = plan.views[constant.view].type
-    if type_.size_bytes != len(constant.data):
-        raise InternalError(
-            f"the constant of view {constant.view} needs {type_.size_bytes} bytes, the plan carries"
-            f" {len(constant.data)}"
-        )
-    data = np.frombuffer(constant.data, numpy_dtype(type_.dtype))
-    views.write(constant.view, data.reshape(type_.shape))
 
 
 def _ports_of(actor: Actor) -> tuple[Port, ...]:

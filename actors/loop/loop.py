@@ -2,7 +2,8 @@
 
 A run has a dispatcher thread (which runs the compute stream, if there is only one), a worker thread
 for every other stream (`actors.loop.dispatch`, `actors.loop.worker`) and, if it is watched, a
-watchdog (`actors.loop.watchdog`); these files are the only place with threads. A run ends when
+watchdog (`actors.loop.watchdog`); these files are the only place with threads. A driven run has
+none: whoever admits a step runs it. A run ends when
 every actor has ended, when a firing failed, or by `close`. After a failure or `close` a source may
 still block in user code; a thread cannot be killed, so it is waited for a short while and then left
 behind.
@@ -55,6 +56,11 @@ class Loop:
         # Threads do not survive a fork: in a child nothing would answer.
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="actorflow-dispatch", daemon=True)
+        self._is_driven = options.drive is not None
+        # Of a driven loop: held by the thread that runs it, whose identity stands beside it.
+        self._turn, self._driver = threading.Lock(), 0
+        # A driven loop runs after that, and without a lock: its launches may call any method here.
+        self._post = self._dispatcher.inbox.call_soon_threadsafe
         self._watchdog: Watchdog | None = None
         watch = options.watch
         if watch is not None and watch.seconds > 0:
@@ -77,6 +83,9 @@ class Loop:
                 raise RuntimeError("a loop runs once; make a new Loop for another run")
             self._is_started = True
             self._start_ns = self._clock()
+        if self._is_driven:
+            self._drive()
+            return
         threads = self.threads()
         try:
             for thread in threads:
@@ -94,6 +103,8 @@ class Loop:
 
     def threads(self) -> list[threading.Thread]:
         """Return the threads of the run; the dispatcher first, for it ends those of the workers."""
+        if self._is_driven:
+            return []
         watchdog = [] if self._watchdog is None else [self._watchdog.thread]
         return [self._thread, *[worker.thread for worker in self._dispatcher.workers], *watchdog]
 
@@ -125,7 +136,8 @@ class Loop:
         with self._lock:
             if self._is_ended or self._is_closed:
                 raise RuntimeError("steps were admitted after the end of the run was asked for")
-            self.call_soon_threadsafe(partial(self._dispatcher.admission.ask, steps))
+            self._post(partial(self._dispatcher.admission.ask, steps))
+        self._drive()
 
     def grant(self, steps: int, *, is_last: bool = False) -> None:
         """Permit a run with a window to begin `steps` steps in total; `is_last` forbids any more.
@@ -141,13 +153,18 @@ class Loop:
         grant = partial(self._dispatcher.admission.grant, steps, is_last=is_last)
         self.call_soon_threadsafe(grant)
 
+    def withhold(self) -> None:
+        """Forget what was granted of steps that are not admitted yet."""
+        self.call_soon_threadsafe(self._dispatcher.admission.withhold)
+
     def end(self) -> None:
         """Let the run finish cleanly with the steps that are admitted. Idempotent."""
         self.check_process()
         with self._lock:
             if not self._is_ended:
                 self._is_ended = True
-                self.call_soon_threadsafe(self._dispatcher.admission.end)
+                self._post(self._dispatcher.admission.end)
+        self._drive()
 
     def abort(self, error: BaseException) -> None:
         """End the run with an error, in whatever state it is, as if a launch had raised it.
@@ -198,7 +215,35 @@ class Loop:
 
         What it raises is a failure of the run. A run that is over calls nothing any more.
         """
-        self._dispatcher.inbox.call_soon_threadsafe(command)
+        self._post(command)
+        self._drive()
+
+    def _drive(self) -> None:
+        """Run what can run on this thread, unless another one does, which will then run this, too.
+
+        A driven loop stands still between two commands: whoever sends one has it obeyed.
+        """
+        drive, dispatcher = self._options.drive, self._dispatcher
+        if drive is None or not self._is_started:
+            return
+        # Who has the turn looks again when it has given it back, so that no command is left.
+        while not (dispatcher.inbox.is_empty() or self._over.is_set()):
+            if not self._turn.acquire(blocking=False):
+                return
+            try:
+                self._driver = threading.get_ident()
+                if drive(dispatcher.serve):
+                    self._finish()
+            finally:
+                self._driver = 0
+                self._turn.release()
+
+    def _wait_for_turn(self) -> None:
+        """Have a driven loop that is halted end; one that this thread runs does so later."""
+        while self._driver != threading.get_ident() and not self._over.is_set():
+            with self._turn:  # of another thread, which may have looked before it was halted
+                pass
+            self._drive()
 
     def run_when_quiescent(self, visit: QuiescentCallback) -> None:
         """Make a visit on the dispatcher's thread, or dismiss it when the run ends before.
@@ -206,9 +251,10 @@ class Loop:
         Raises RuntimeError on that thread itself, where waiting for the visit would deadlock.
         """
         self.check_process()
-        if threading.current_thread() is self._thread:
+        if self._driver == threading.get_ident() or threading.current_thread() is self._thread:
             raise RuntimeError("the thread that runs a plan cannot wait for a visit to it")
         self._dispatcher.run_when_quiescent(visit)
+        self._drive()
 
     @property
     def is_idle(self) -> bool:
@@ -270,6 +316,8 @@ class Loop:
         try:
             if _is_started(self._thread):
                 self._join()
+            elif self._is_driven and self._is_started:
+                self._wait_for_turn()
             else:
                 # Never started: no thread does it at the end of its run.
                 dispatcher.forget()
@@ -307,6 +355,7 @@ class Loop:
             dispatcher.machine,
             elapsed_ns=end_ns - self._start_ns,
             busy_ns=dispatcher.activity.times.busy_ns,
+            awaited_ns=dispatcher.awaited_ns,
             thread_waits={w.name: w.num_waits for w in dispatcher.workers},
         )
 
@@ -347,14 +396,17 @@ class Loop:
         )
 
     def _run(self) -> None:
-        dispatcher = self._dispatcher
-        dispatcher.run(self._options.prepare_thread)
+        self._dispatcher.run(self._options.prepare_thread)
+        self._finish()
+
+    def _finish(self) -> None:
+        """Tell that the run is over, on the thread that ran it."""
         try:
             # Before `_over` is set: what it raises must be there when `wait` returns.
             if self._options.on_finished is not None:
                 self._options.on_finished()
         except BaseException as error:
-            dispatcher.outcome.fail(error)
+            self._dispatcher.outcome.fail(error)
         self._end_ns = self._clock()
         self._over.set()  # last: whoever wakes by it reads all that is above
 

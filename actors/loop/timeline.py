@@ -8,7 +8,10 @@ input, the firing that made its last token, and of every output, the one that fr
 
 `LaunchTrace` times the launches inside the firings, where somebody asked for a trace.
 
-Source: the Trace Event Format of Chrome's tracing tools (phases X, M, s and f).
+A trace is of one process of ranks. Those of all ranks can be put together into one: each has a
+number of its own (`TraceProcess`), and times that all count from one moment.
+
+Source: the Trace Event Format of Chrome's tracing tools (phases X, M, C, s and f).
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ import json
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from actors.loop.trace_counters import byte_counters, slot_counters
 from actors.machine.history import Blocker, History, Row
 from actors.machine.protocol import Chain, Clock, Launch
 from actors.machine.table import MachineTable
@@ -28,6 +33,32 @@ from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import Launch as PlannedLaunch
 
 MoreEvents = Callable[[int], list[dict[str, Any]]]
+
+_PERIOD_NS = 10 * 86_400 * 10**9
+"""Of times in a trace: below it microseconds with three places are exact in a float64."""
+_ARROWS_OF_RANK = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class TraceProcess:
+    """Whose trace it is: a title that stands above all tracks, and the rank.
+
+    `origin_ns` is the moment that is 0 in the picture; None is that of the first firing.
+    """
+
+    title: str = ""
+    rank: int = 0
+    origin_ns: int | None = None
+
+
+def shared_origin_ns() -> int:
+    """Return a moment on the clock of firings that is the same one in all processes of a job.
+
+    On one host it is exact to some microseconds, on several as exact as their times of day.
+    """
+    # The first clock is read before the second, so a pause between them makes a difference smaller.
+    ahead_ns = max([time.perf_counter_ns() - time.time_ns() for _ in range(5)])
+    return ahead_ns + time.time_ns() // _PERIOD_NS * _PERIOD_NS
 
 
 class Timeline:
@@ -73,24 +104,27 @@ def write_chrome_trace(
     stream_names: tuple[str, ...] = (),
     has_arrows: bool = False,
     more: MoreEvents | None = None,
-    title: str = "",
+    process: TraceProcess = TraceProcess(),
 ) -> None:
     """Write firings as JSON for chrome://tracing or Perfetto, one track per stream.
 
-    A firing tells what it waited for last, and how long its actor had been idle by then.
-    `has_arrows` draws an arrow for every message that carries tokens, to each firing that reads
-    them. Rows may come from a `Timeline` or a `SimulatedRun`. `more` returns further events, from
-    the time that is 0 in the picture. `title` stands above all tracks.
+    A firing tells what it waited for last, and how long its actor had been idle by then; counters
+    show the slots of each register that are ready. `has_arrows` draws an arrow for every message
+    that carries tokens, to each firing that reads them. Rows may come from a `Timeline` or a
+    `SimulatedRun`. `more` returns further events, from the time that is 0 in the picture.
     """
     rows = tuple(rows)
     # Nanoseconds here, microseconds in the file: the format's unit of ts and dur.
-    origin = min([row[2] for row in rows], default=0)
+    origin = process.origin_ns
+    if origin is None:
+        origin = min([row[2] for row in rows], default=0)
     events: list[dict[str, Any]] = []
-    if title:
-        events.append({"ph": "M", "pid": 0, "name": "process_name", "args": {"name": title}})
+    if process.title:
+        events.append({"ph": "M", "name": "process_name", "args": {"name": process.title}})
+    events.append({"ph": "M", "name": "process_sort_index", "args": {"sort_index": process.rank}})
     for stream in sorted(set(table.streams)):
         name = stream_names[stream] if stream_names else f"stream {stream}"
-        track = {"ph": "M", "pid": 0, "tid": stream}
+        track = {"ph": "M", "tid": stream}
         events.append({**track, "name": "thread_name", "args": {"name": name}})
         events.append({**track, "name": "thread_sort_index", "args": {"sort_index": stream}})
     history = History(table, rows)
@@ -100,7 +134,6 @@ def write_chrome_trace(
             {
                 "ph": "X",
                 "name": table.names[actor],
-                "pid": 0,
                 "tid": table.streams[actor],
                 "ts": (start - origin) / 1e3,
                 "dur": (end - start) / 1e3,
@@ -109,9 +142,24 @@ def write_chrome_trace(
         )
     if has_arrows:
         events.extend(_arrows(rows, table, origin))
+    events.extend(slot_counters(rows, table, origin))
     if more is not None:
         events.extend(more(origin))
+    for event in events:
+        _number(event, process.rank)
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}))
+
+
+def _number(event: dict[str, Any], rank: int) -> None:
+    """Give an event the number of its process, and its track and arrow numbers no other rank has.
+
+    Process and track 0 are the idle processor's to readers of traces.
+    """
+    event["pid"] = rank + 1
+    if "tid" in event:
+        event["tid"] += 1
+    if "id" in event:
+        event["id"] += rank * _ARROWS_OF_RANK
 
 
 def _waited(history: History, row: Row) -> dict[str, Any]:
@@ -145,7 +193,7 @@ def _arrows(rows: tuple[Row, ...], table: MachineTable, origin: int) -> Iterator
                 source = by_firing.get((edge.producer, producing))
                 if source is None:  # before the ring's first row, or an initial token
                     continue
-                arrow = {"name": edge.name, "cat": "message", "pid": 0, "id": next(number)}
+                arrow = {"name": edge.name, "cat": "message", "id": next(number)}
                 tail, head = table.streams[edge.producer], table.streams[edge.consumer]
                 yield {**arrow, "ph": "s", "tid": tail, "ts": (source[3] - origin) / 1e3}
                 yield {**arrow, "ph": "f", "bp": "e", "tid": head, "ts": (start - origin) / 1e3}
@@ -174,8 +222,11 @@ class LaunchTrace:
         return self._ring.rows()
 
     def events(self, plan: Plan, origin_ns: int) -> list[dict[str, Any]]:
-        """Return the launches as events of a Chrome trace. Call it when no launch runs."""
-        events = []
+        """Return the launches and the live bytes as events of a Chrome trace.
+
+        Call it when no launch runs.
+        """
+        events = byte_counters(self.rows(), plan, origin_ns)
         for actor, index, start, end in self.rows():
             entry = plan.actors[actor]
             if index >= len(entry.launches) or start < origin_ns:
@@ -186,7 +237,6 @@ class LaunchTrace:
                     "ph": "X",
                     "name": launch.label,
                     "cat": "launch",
-                    "pid": 0,
                     "tid": int(entry.stream),
                     "ts": (start - origin_ns) / 1e3,
                     "dur": (end - start) / 1e3,

@@ -15,7 +15,9 @@ from enum import Enum
 
 from actors.machine.machine import Machine
 from actors.machine.table import MachineTable
+from compiler.contract.placement import HOST
 from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import ActorKind
 
 Row = tuple[int, int, int, int]
 """Actor, index of the firing, start and end in nanoseconds."""
@@ -155,12 +157,15 @@ class StreamStatistics:
 class Statistics:
     """A run until now, or until its end; approximate while it goes on.
 
-    Tuples follow the plan: its actors, its streams.
+    Tuples follow the plan: its actors, its streams. `source_wait_ns` is how long nothing was
+    computed because a source had not ended its firing; None where that is not known: on devices
+    other than the host, and on several compute streams.
     """
 
     elapsed_ns: int
     actors: tuple[ActorStatistics, ...]
     streams: tuple[StreamStatistics, ...]
+    source_wait_ns: int | None = None
 
     def busy_share(self, stream: int, since: Statistics | None = None) -> float:
         """Return the share of time in which a stream was busy, from `since` (or the start) on."""
@@ -170,6 +175,14 @@ class Statistics:
             busy_ns -= since.streams[stream].busy_ns
         return busy_ns / elapsed_ns if elapsed_ns > 0 else 0.0
 
+    def source_wait(self, since: Statistics | None = None) -> float | None:
+        """Return the share of time that waited for sources, from `since` (or the start) on."""
+        if self.source_wait_ns is None:
+            return None
+        elapsed_ns = self.elapsed_ns - (since.elapsed_ns if since is not None else 0)
+        waited_ns = self.source_wait_ns - ((since.source_wait_ns or 0) if since is not None else 0)
+        return min(1.0, waited_ns / elapsed_ns) if elapsed_ns > 0 else 0.0
+
 
 def collect(
     plan: Plan,
@@ -177,11 +190,13 @@ def collect(
     *,
     elapsed_ns: int,
     busy_ns: Sequence[int],
+    awaited_ns: Sequence[int],
     thread_waits: Mapping[str, int],
 ) -> Statistics:
     """Return the record of a run from its columns. Linear in actors and edges.
 
-    `busy_ns` is by actor, `thread_waits` by name of the streams with a thread of their own.
+    `busy_ns` is by actor, and so is `awaited_ns`: how long the dispatcher stood idle for the end of
+    its firings. `thread_waits` is by name of the streams with a thread of their own.
     """
     actors = tuple([_actor(plan, machine, a, busy_ns[a]) for a in range(machine.table.num_actors)])
     streams = [
@@ -192,7 +207,12 @@ def collect(
         )
         for stream in plan.streams
     ]
-    return Statistics(elapsed_ns, actors, tuple(streams))
+    computing = [a for a in plan.actors if a.kind is ActorKind.COMPUTE]
+    is_inline = not any([machine.table.is_detached[a.id] for a in computing])
+    is_known = is_inline and all([plan.streams[a.stream].device == HOST for a in computing])
+    sources = [a.id for a in plan.actors if a.kind is ActorKind.SOURCE]
+    waited_ns = sum([awaited_ns[source] for source in sources]) if is_known else None
+    return Statistics(elapsed_ns, actors, tuple(streams), waited_ns)
 
 
 def _actor(plan: Plan, machine: Machine, actor: int, busy_ns: int) -> ActorStatistics:

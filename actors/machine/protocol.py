@@ -276,6 +276,14 @@ class Communicator(Protocol):
         """How long launches have waited for other ranks so far; 0 on a GPU, where streams wait."""
         ...
 
+    def beside(self) -> Callable[[], Communicator]:
+        """Return what makes the ends of other plans that take turns on the memory of this one.
+
+        It may be called as often as there are plans, once this end is `ready`, and after `close` as
+        well. Such an end is used as any other is, but that it allocates nothing.
+        """
+        ...
+
     def bind(
         self,
         collective: Collective,

@@ -104,8 +104,12 @@ class MachineTable:
         return self.inputs[actor] if admission is None else (*self.inputs[actor], admission)
 
     @staticmethod
-    def of(plan: Plan, initial: Mapping[str, int] = _NO_TOKENS) -> MachineTable:
+    def of(
+        plan: Plan, initial: Mapping[str, int] = _NO_TOKENS, *, is_one_thread: bool = False
+    ) -> MachineTable:
         """Return the table of a plan; `initial` are tokens ready at the start, by register name.
+
+        With `is_one_thread` no actor has a thread of its own, whatever its stream has.
 
         Raises InternalError when the plan's edges cannot work (see `from_edges`), or when `initial`
         names anything but a CONTROL register.
@@ -139,7 +143,7 @@ class MachineTable:
             edges,
             sources=[a.id for a in plan.actors if a.kind is ActorKind.SOURCE],
             flushed=[a.id for a in plan.actors if a.is_flushed],
-            detached=_detached(plan),
+            detached=() if is_one_thread else _detached(plan),
             streams=[a.stream for a in plan.actors],
         )
 
@@ -196,6 +200,14 @@ class MachineTable:
             repetitions=repetitions,
             firings_per_step=firings_per_step,
         )
+
+
+def fits_one_thread(plan: Plan) -> bool:
+    """Whether threads gain nothing: one stream of the host computes, and only ports have others."""
+    is_detached = set(_detached(plan))
+    others = [a for a in plan.actors if a.kind not in PORTED]
+    are_inline = not any([a.id in is_detached or a.kind is ActorKind.COMM for a in others])
+    return are_inline and all([stream.device == HOST for stream in plan.streams])
 
 
 def _detached(plan: Plan) -> list[int]:

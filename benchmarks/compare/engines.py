@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, cast
 
+from actorflow.cli.launched import die_with
 from compiler.contract.errors import ActorflowError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,8 +37,9 @@ class Engine:
 
     `folder` is empty for the Python that runs this. `variants` are tried one by one, and the
     fastest is measured; `row_variants` are pairs (row, variant) that only one row has beside them.
-    `cache_variables` name folders that it keeps compiled programs in. Rows in
-    other than its `precisions` pass it by. `device` is what it computes on: "host", or "cuda".
+    `cache_variables` name folders that it keeps compiled programs in. Rows in other than its
+    `precisions` pass it by, and those that train where it `only_infers`. `device` is what it
+    computes on: "host", or "cuda".
     """
 
     name: str
@@ -47,6 +51,11 @@ class Engine:
     precisions: tuple[str, ...] = ("fp32", "bf16")
     row_variants: tuple[tuple[str, str], ...] = ()
     device: str = "host"
+    only_infers: bool = False
+
+    def takes(self, precision: str, is_training: bool) -> bool:
+        """Return whether a row of a precision is compared with this engine."""
+        return precision in self.precisions and not (is_training and self.only_infers)
 
     def variants_of(self, row: str) -> tuple[str, ...]:
         """Return the settings to be tried for a row."""
@@ -64,7 +73,7 @@ OURS = Engine("actorflow", "actorflow_engine.py", "", ("",), (), ("ACTORFLOW_CAC
 
 _COMPILED = ("default", "max-autotune-no-cudagraphs")
 _CHUNKED = (("gpt-vocab", "chunked"),)
-_PICTURES = ("lenet", "resnet-18", "resnet-50", "resnet-50-inference")
+_PICTURES = ("lenet", "resnet-18", "resnet-50", "unet", "vit-s", "resnet-50-inference")
 _CHANNELS_LAST = tuple([(row, "channels_last") for row in _PICTURES])
 _COMPILED_LAST = tuple([(row, "default channels_last") for row in _PICTURES])
 _JAX = (
@@ -90,9 +99,16 @@ RIVALS: tuple[Engine, ...] = (
         "tensorflow", "tensorflow_engine.py", "tensorflow", ("graph", "xla"),
         (*_MALLOC, *_TENSORFLOW), precisions=("fp32",),
     ),
+    *[
+        Engine(
+            name, "onnx_engine.py", name, (variant,), _MALLOC, ("BENCH_ONNX",), ("fp32",),
+            only_infers=True,
+        )
+        for name, variant in (("onnxruntime", "session"), ("openvino", "latency"))
+    ],
 )  # fmt: skip
 
-_TORCH, _TORCH_COMPILE, _JAX_JIT, _ = RIVALS
+_TORCH, _TORCH_COMPILE, _JAX_JIT, *_ = RIVALS
 RIVALS_ON_GPU: tuple[Engine, ...] = tuple(
     [
         replace(engine, device="cuda", environment=_JAX, row_variants=())
@@ -104,7 +120,7 @@ RIVALS_ON_GPU: tuple[Engine, ...] = tuple(
         )
     ]
 )
-"""TensorFlow is left out, and so is what only helps on a host."""
+"""TensorFlow and what reads ONNX are left out, and so is what only helps on a host."""
 
 
 def engines_on(device: str) -> tuple[Engine, tuple[Engine, ...]]:
@@ -173,6 +189,24 @@ _USER, _SYSTEM = 11, 12
 """Ticks in user and kernel mode, counted after the name of the process: proc(5)."""
 
 
+def start_process(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start a process in a group of its own, so that ^C is for us alone; it dies with us."""
+    dies = partial(die_with, os.getpid()) if sys.platform == "linux" else None
+    return subprocess.Popen(
+        list(command),
+        start_new_session=True,
+        preexec_fn=dies,  # noqa: PLW1509  # there is one thread, whose end is ours
+        **options,
+    )
+
+
+def end_process(process: subprocess.Popen[Any]) -> None:
+    """Kill a started process with its group, which holds what it has started itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 class Child:
     """A started engine. Leaving it as a context ends the process, whatever it is doing."""
 
@@ -181,15 +215,14 @@ class Child:
         self._began = time.perf_counter()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed by end()
         try:
-            self._process = subprocess.Popen(
-                list(command),
+            self._process = start_process(
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 env=dict(environment),
                 text=True,
                 encoding="utf-8",
-                start_new_session=True,  # ^C is for us alone
             )
         except OSError as error:
             self._log.close()
@@ -209,9 +242,8 @@ class Child:
         self.end()
 
     def end(self) -> None:
-        """End the process; a second call does nothing."""
-        self._process.kill()
-        self._process.wait()
+        """End the process and all that it started; a second call does nothing."""
+        end_process(self._process)
         for pipe in (self._input, self._output, self._log):
             with contextlib.suppress(BrokenPipeError):  # a line that was never read
                 pipe.close()

@@ -8,14 +8,14 @@ timed before the losses of the first steps have been found equal.
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from statistics import median
+from dataclasses import dataclass, field, fields, replace
+from statistics import fmean, median
 
-from .engines import Child, Engine, EngineError, LossMismatch
+from .disturbance import Disturbance, HostTimes, disturbance_between, read_host_times
+from .engines import Child, Engine, EngineError, LossMismatch, end_process, start_process
 from .report import MB, Measured, RowResult
 
 NUM_LOSSES = 10
@@ -34,6 +34,7 @@ class BenchTask:
     precision: str
     items: int
     item: str
+    is_training: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class Method:
     """How to measure it.
 
     `start(engine, task, variant, is_cold)` starts a process; `is_cold` empties its caches
-    first. `rounds` are turns of each engine. `say` is told what is under way.
+    first. `rounds` are turns of each engine, and as many at most are run again because the host was
+    taken away, which `read` tells. `say` is told what is under way.
     """
 
     start: Callable[[Engine, BenchTask, str, bool], Child]
@@ -49,6 +51,15 @@ class Method:
     is_cold: bool
     is_busy: bool
     say: Callable[[str], None]
+    read: Callable[[], HostTimes] = read_host_times
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """The times of a step in each chunk of a turn, and what the host took from it."""
+
+    times: tuple[float, ...]
+    disturbance: Disturbance
 
 
 @dataclass(slots=True, eq=False)
@@ -63,8 +74,9 @@ class _Racer:
     first_step_s: float
     cold_first_step_s: float | None
     steps: int = 1
-    times: list[float] = field(default_factory=list)
-    busy_times: list[float] = field(default_factory=list)
+    turns: list[_Turn] = field(default_factory=list)
+    busy_turns: list[_Turn] = field(default_factory=list)
+    num_repeated: int = 0
     idle_s: float = 0.0
     idle_cpu_s: float = 0.0
 
@@ -80,7 +92,7 @@ def measure_row(task: BenchTask, engines: Sequence[Engine], method: Method) -> R
     failures: list[str] = []
     with ExitStack() as stack:
         ready: list[_Racer] = []
-        for engine in [e for e in engines if task.precision in e.precisions]:
+        for engine in [e for e in engines if e.takes(task.precision, task.is_training)]:
             method.say(f"{task.row} {task.precision}: {engine.name}")
             for variant in engine.variants_of(task.row):
                 ready += _started(task, engine, variant, method, stack, failures)
@@ -89,10 +101,10 @@ def measure_row(task: BenchTask, engines: Sequence[Engine], method: Method) -> R
         for engine in engines:
             racers += _fastest([r for r in ready if r.engine is engine], failures)
         method.say(f"{task.row} {task.precision}: {method.rounds} rounds")
-        _race(racers, method.rounds, failures, is_busy=False)
+        _race(racers, method.rounds, method, failures, is_busy=False)
         if method.is_busy:
             with busy_core():
-                _race(racers, max(1, method.rounds // 2), failures, is_busy=True)
+                _race(racers, max(1, method.rounds // 2), method, failures, is_busy=True)
         measurements = [m for m in (_ended(racer, failures) for racer in racers) if m is not None]
     ours = next((m for m in measurements if m.engine == engines[0].name), None)
     flops = [r.first.get("flops") for r in racers]
@@ -169,14 +181,31 @@ def _times_of_one_turn(racer: _Racer) -> list[float]:
     return [float(ms) for ms in answer["ms"]]
 
 
-def _race(racers: list[_Racer], rounds: int, failures: list[str], *, is_busy: bool) -> None:
+def _turn(racer: _Racer, method: Method) -> _Turn:
+    """Run one turn; again while too much of it was stolen and repeats are left.
+
+    Of one turn's runs that of least stolen time counts, however long its steps took.
+    """
+    runs: list[_Turn] = []
+    while not runs or (runs[-1].disturbance.is_over and racer.num_repeated < method.rounds):
+        racer.num_repeated += bool(runs)
+        before, cpu_s = method.read(), racer.child.cpu_s()
+        times = tuple(_times_of_one_turn(racer))
+        own_s = racer.child.cpu_s() - cpu_s
+        runs.append(_Turn(times, disturbance_between(before, method.read(), own_s)))
+    return min(runs, key=lambda turn: turn.disturbance.stolen or 0.0)
+
+
+def _race(
+    racers: list[_Racer], rounds: int, method: Method, failures: list[str], *, is_busy: bool
+) -> None:
     """Let the racers take turns; one that fails leaves the list."""
     for number in range(rounds):
         for racer in list(racers if number % 2 == 0 else reversed(racers)):
             others = [(r, r.child.cpu_s()) for r in racers if r is not racer]
             begin = racer.child.age_s
             try:
-                (racer.busy_times if is_busy else racer.times).extend(_times_of_one_turn(racer))
+                (racer.busy_turns if is_busy else racer.turns).append(_turn(racer, method))
             except EngineError as error:
                 failures.append(str(error))
                 racers.remove(racer)
@@ -194,29 +223,44 @@ def _ended(racer: _Racer, failures: list[str]) -> Measured | None:
         return None
     state = racer.first.get("state_bytes", 0)
     above = answer["run_rss"] - answer["base_rss"] - (state if isinstance(state, int) else 0)
+    times = [ms for turn in racer.turns for ms in turn.times]
+    rounds = [median(turn.times) for turn in racer.turns]
+    shares = [turn.disturbance for turn in racer.turns]
     measured = Measured(
         racer.engine.name,
         racer.variant,
         str(racer.first.get("settings", "")),
-        median(racer.times),
-        len(racer.times),
+        median(times),
+        len(times),
         answer["peak_rss"] / MB,
         above / MB,
         racer.first_step_s,
         racer.cold_first_step_s,
         idle_share=racer.idle_cpu_s / racer.idle_s if racer.idle_s else 0.0,
+        low_ms=min(rounds),
+        high_ms=max(rounds),
+        host=Disturbance(
+            *[_mean([getattr(s, f.name) for s in shares]) for f in fields(Disturbance)]
+        ),
+        num_repeated=racer.num_repeated,
+        num_disturbed=sum([share.is_over for share in shares]),
     )
-    if not racer.busy_times:
+    if not racer.busy_turns:
         return measured
-    return replace(measured, busy_slowdown=median(racer.busy_times) / measured.ms)
+    busy = median([ms for turn in racer.busy_turns for ms in turn.times])
+    return replace(measured, busy_slowdown=busy / measured.ms)
+
+
+def _mean(shares: Sequence[float | None]) -> float | None:
+    known = [share for share in shares if share is not None]
+    return fmean(known) if known else None
 
 
 @contextmanager
 def busy_core() -> Iterator[None]:
     """Let another process keep one core busy."""
-    process = subprocess.Popen([sys.executable, "-c", _SPIN])
+    process = start_process([sys.executable, "-c", _SPIN])
     try:
         yield
     finally:
-        process.kill()
-        process.wait()
+        end_process(process)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from compiler.contract.errors import ActorflowError
 
+from .disturbance import LIMIT, Disturbance
+
 MB = 1e6
 """Bytes."""
+_IDLE = 0.05
+_UNKNOWN = Disturbance()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,10 @@ class Measured:
     and optimizer state. `first_step_s` is from the start of the process to the first loss, with
     warm caches; `cold_first_step_s` with empty ones, and None where that was not measured.
     `busy_slowdown` is how much longer a step takes while another process keeps a core busy.
-    `idle_share` is the share of a core that the engine burned while others ran.
+    `idle_share` is the share of a core that the engine burned while others ran. `low_ms` and
+    `high_ms` are the medians of the fastest and the slowest round. `host` are means over the turns;
+    `num_repeated` turns were run again because of what was stolen, and `num_disturbed` count all
+    the same.
     """
 
     engine: str
@@ -38,6 +45,31 @@ class Measured:
     cold_first_step_s: float | None = None
     busy_slowdown: float | None = None
     idle_share: float = 0.0
+    low_ms: float | None = None
+    high_ms: float | None = None
+    host: Disturbance = _UNKNOWN
+    num_repeated: int = 0
+    num_disturbed: int = 0
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is to be said of what the host did meanwhile."""
+        sentences = []
+        if self.num_repeated:
+            sentences.append(
+                f"{self.engine} ran {self.num_repeated} turns again, of which more than {LIMIT:.0%}"
+                f" was stolen; {self.host.stolen or 0:.1%} is stolen of those that count,"
+                f" {self.num_disturbed} of which are over that limit"
+            )
+        if (self.host.others or 0.0) > LIMIT:
+            sentences.append(
+                f"other processes used {self.host.others:.0%} of the cores while {self.engine} ran"
+            )
+        if self.idle_share > _IDLE:
+            sentences.append(
+                f"{self.engine} burned {self.idle_share:.0%} of a core while others ran"
+            )
+        return tuple(sentences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +107,31 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True)
 class MachineInfo:
-    """Where it was measured; `gemm_gflops` is the best product of 2048^3 in fp32 by library."""
+    """Where it was measured; the GFLOP/s are those of the best product of 2048^3 by library.
+
+    `untold` are sentences on what the system does not tell of itself.
+    """
 
     processor: str
     num_cores: int
-    gemm_gflops: Mapping[str, float]
+    fp32_gflops: Mapping[str, float]
+    bf16_gflops: Mapping[str, float]
+    untold: tuple[str, ...] = ()
 
-    @property
-    def peak_gflops(self) -> float:
-        """The machine's measured fp32 peak, 0 where nothing was measured."""
-        return max(self.gemm_gflops.values(), default=0.0)
+    def peak_gflops(self, precision: str) -> float:
+        """Return the machine's measured peak in a precision, 0 where nothing was measured."""
+        gflops = self.fp32_gflops if precision == "fp32" else self.bf16_gflops
+        return max(gflops.values(), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A whole comparison."""
+    """A whole comparison, or what there is of it: rows that are not measured, and why not."""
 
     machine: MachineInfo
     rows: tuple[RowResult, ...]
+    not_measured: tuple[str, ...] = ()
+    why: str = ""
 
 
 def as_json(bench: Bench) -> dict[str, Any]:
@@ -102,10 +141,15 @@ def as_json(bench: Bench) -> dict[str, Any]:
         "machine": {
             "processor": machine.processor,
             "cores": machine.num_cores,
-            "peak_gflops": _rounded(machine.peak_gflops),
-            "gemm_gflops": {n: _rounded(g) for n, g in machine.gemm_gflops.items()},
+            "peak_gflops": _rounded(machine.peak_gflops("fp32")),
+            "bf16_peak_gflops": _rounded(machine.peak_gflops("bf16")),
+            "gemm_gflops": {n: _rounded(g) for n, g in machine.fp32_gflops.items()},
+            "bf16_gemm_gflops": {n: _rounded(g) for n, g in machine.bf16_gflops.items()},
+            "untold": list(machine.untold),
         },
-        "rows": [_row(result, machine.peak_gflops) for result in bench.rows],
+        "rows": [_row(result, machine.peak_gflops(result.precision)) for result in bench.rows],
+        "not_measured": list(bench.not_measured),
+        "why_not_measured": bench.why,
     }
 
 
@@ -124,6 +168,8 @@ def _engine(result: RowResult, measured: Measured, peak: float) -> dict[str, Any
     gflops = result.gflops(measured) or None
     return {
         "ms": _rounded(measured.ms),
+        "low_ms": _rounded(measured.low_ms),
+        "high_ms": _rounded(measured.high_ms),
         "items_per_s": _rounded(result.items_per_s(measured)),
         "gflops": _rounded(gflops),
         "peak_fraction": _rounded(gflops / peak if gflops and peak else None),
@@ -133,6 +179,10 @@ def _engine(result: RowResult, measured: Measured, peak: float) -> dict[str, Any
         "cold_first_step_s": _rounded(measured.cold_first_step_s),
         "busy_slowdown": _rounded(measured.busy_slowdown),
         "idle_share": _rounded(measured.idle_share),
+        **{f"{name}_share": _rounded(share) for name, share in asdict(measured.host).items()},
+        "repeated_turns": measured.num_repeated,
+        "disturbed_turns": measured.num_disturbed,
+        "warnings": list(measured.warnings),
         "variant": measured.variant,
         "settings": measured.settings,
     }
@@ -146,28 +196,34 @@ def _rounded(number: float | None) -> float | None:
 
 
 _HEAD = (
-    "| row | engine | ms/step | items/s | ours is | GFLOP/s | of fp32 peak | peak RSS | above state"
-    " | first step |"
+    "| row | engine | ms/step | rounds | items/s | ours is | GFLOP/s | of peak | peak RSS"
+    " | above state | first step |"
 )
-_RULE = "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
-_IDLE = 0.05
+_RULE = "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
 
 
 def markdown(bench: Bench) -> str:
     """Return the whole report."""
     machine = bench.machine
-    peaks = ", ".join([f"{name} {gflops:.0f}" for name, gflops in machine.gemm_gflops.items()])
     lines = [
-        f"{machine.processor}, {machine.num_cores} cores; fp32 products of 2048 x 2048 reach"
-        f" {machine.peak_gflops:.0f} GFLOP/s ({peaks or 'nothing was measured'}).",
+        f"{machine.processor}, {machine.num_cores} cores; products of 2048 x 2048 reach"
+        f" {_peak(machine, 'fp32')} and {_peak(machine, 'bf16')}.",
         "",
         _HEAD + (" cold | busy |" if _has_extras(bench) else ""),
         _RULE + ("--:|--:|" if _has_extras(bench) else ""),
     ]
     for result in bench.rows:
-        lines += _lines(result, machine.peak_gflops, has_extras=_has_extras(bench))
+        peak = machine.peak_gflops(result.precision)
+        lines += _lines(result, peak, has_extras=_has_extras(bench))
     lines += ["", *_summary(bench), "", *_notes(bench)]
     return "\n".join(lines) + "\n"
+
+
+def _peak(machine: MachineInfo, precision: str) -> str:
+    rates = machine.fp32_gflops if precision == "fp32" else machine.bf16_gflops
+    libraries = ", ".join([f"{name} {gflops:.0f}" for name, gflops in rates.items()])
+    reached = f"{machine.peak_gflops(precision):.0f} GFLOP/s in {precision}"
+    return f"{reached} ({libraries or 'nothing was measured'})"
 
 
 def launches_markdown(row: str, launches: Iterable[dict[str, str | float]], count: int = 20) -> str:
@@ -199,6 +255,7 @@ def _lines(result: RowResult, peak: float, *, has_extras: bool) -> list[str]:
             f"{result.row} {result.precision}",
             f"{measured.engine} {measured.variant}".strip(),
             f"{measured.ms:.4g}",
+            "" if measured.low_ms is None else f"{measured.low_ms:.4g} to {measured.high_ms:.4g}",
             f"{result.items_per_s(measured):,.0f}",
             f"{ratio:.2f} x" if result.ours and measured is not result.ours else "",
             f"{gflops:.1f}" if gflops else "",
@@ -225,11 +282,9 @@ def _summary(bench: Bench) -> list[str]:
                 f"- {name}: the best rival is {best.engine}; ours is {ratio:.2f} x as fast"
             )
         lines += [f"- {name}: {failure}" for failure in result.failures]
-        lines += [
-            f"- {name}: {m.engine} burned {m.idle_share:.0%} of a core while others ran"
-            for m in _engines(result)
-            if m.idle_share > _IDLE
-        ]
+        lines += [f"- {name}: {text}" for m in _engines(result) for text in m.warnings]
+    if bench.not_measured:
+        lines.append(f"- not measured ({bench.why}): {', '.join(bench.not_measured)}")
     return lines
 
 
@@ -240,7 +295,8 @@ def _notes(bench: Bench) -> list[str]:
         for m in _engines(result):
             settings.setdefault(f"{m.engine} {m.variant}".strip(), {})[m.settings] = None
     return [
-        "Medians over groups of steps; the engines take turns, each in a process of its own, after"
+        "Medians over groups of steps, beside them the medians of the fastest and the slowest"
+        " round; the engines take turns, each in a process of its own, after"
         " the losses of the first 10 steps were found equal (1e-4 in fp32, 2e-2 in bf16). GFLOP/s"
         " are those of the model: 2 m n k of each matrix product, once forward and once for each"
         " operand whose gradient is needed, products of causal attention at half, nothing else."
@@ -248,11 +304,28 @@ def _notes(bench: Bench) -> list[str]:
         " parameters and optimizer state. First step is from the start of the process to the first"
         " loss, with warm caches. In bf16 the rival is torch with autocast.",
         "",
+        *[f"- {text}" for text in bench.machine.untold],
+        f"- {_waiting(bench)}",
         *[f"- {name}: {'; or '.join(texts)}" for name, texts in settings.items()],
         "- rivals run with MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_"
         " raised and OMP_NUM_THREADS at the number of cores; of several variants the fastest is"
         " shown",
     ]
+
+
+def _waiting(bench: Bench) -> str:
+    """Say what happened on the host in the turns of the engine to which most happened."""
+    hosts = [m.host for result in bench.rows for m in _engines(result)]
+    stolen, others, waiting = [
+        max([getattr(host, name) or 0.0 for host in hosts], default=0.0)
+        for name in ("stolen", "others", "waiting")
+    ]
+    return (
+        f"turns of which other guests of the host stole more than {LIMIT:.0%} are run again, at"
+        f" most as many as there are rounds; of an engine's turns they stole at most {stolen:.1%},"
+        f" other processes here used at most {others:.0%} of the cores, and a task waited for a"
+        f" core in at most {waiting:.0%} of the time"
+    )
 
 
 _WIDTH, _HEIGHT_PER_ROW, _DPI = 8.0, 0.55, 120

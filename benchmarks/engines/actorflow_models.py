@@ -16,13 +16,19 @@ from typing import TypeVar
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 
 import numpy as np
+from models.dlrm import DLRM
 from models.lenet import LeNet5
 from models.resnet import resnet18, resnet50
+from models.unet import UNet
+from models.vit import VisionTransformer
+from models.wide_deep import WideDeep
 from rows.row import Row
 
 import actorflow as af
 from actorflow import nn
 from actorflow.data.source import spec_of
+from actorflow.run.predictor import Predictor
+from compiler.contract.host_arrays import freeze
 from engines.serve import mean_square
 
 
@@ -115,15 +121,16 @@ class Block(nn.Module):
         return self.block(self.x)
 
 
-class WideDeep(Chain):
-    def __init__(self, widths, tables, rows, dim, dense, **_):
-        super().__init__(widths)
-        self.tables = [nn.Embedding(rows, dim) for _ in range(tables)]
-        self.wide = nn.Linear(dense, widths[-1])
+class OneTable(Chain):
+    """Wide & Deep with one table, of which each sample reads several rows."""
 
-    def __call__(self, ids, dense):
-        rows = [table(ids[:, i]) for i, table in enumerate(self.tables)]
-        return super().__call__(af.concat([*rows, dense], axis=1)) + self.wide(dense)
+    def __init__(self, widths, rows, dim, dense):
+        super().__init__(widths)
+        self.tables, self.wide = [nn.Embedding(rows, dim)], nn.Linear(dense, widths[-1])
+
+    def __call__(self, dense, ids):
+        x = af.concat([self.tables[0](ids).flatten(1), dense], axis=1)
+        return super().__call__(x) + self.wide(dense)
 
 
 class Recurrent(nn.Module):
@@ -142,13 +149,20 @@ def tiny(row: Row) -> tuple[nn.Module, Loss]:
     return Tiny(**row.sizes), lambda m, b: af.mse_loss(m(b.x), b.y)
 
 
+def scored(row: Row, model: nn.Module) -> tuple[nn.Module, Loss]:
+    """Return a model of x with its loss; an inference has scores instead."""
+    if not row.is_training:
+        return model, lambda m, b: m(b.x)
+    return model, lambda m, b: af.cross_entropy(m(b.x), b.y)
+
+
 def mlp(row: Row) -> tuple[nn.Module, Loss]:
-    return Chain(widths_of(row)), lambda m, b: af.cross_entropy(m(b.x), b.y)
+    return scored(row, Chain(widths_of(row)))
 
 
 def gpt(row: Row) -> tuple[nn.Module, Loss]:
     if not row.is_training:
-        return GPT(**row.sizes), lambda m, b: m(b.x)
+        return scored(row, GPT(**row.sizes))
     return GPT(**row.sizes), lambda m, b: af.cross_entropy(m(b.x).flatten(0, -2), b.y.flatten())
 
 
@@ -167,8 +181,19 @@ def gpt2_block(row: Row) -> tuple[nn.Module, Loss]:
 
 
 def wide_deep(row: Row) -> tuple[nn.Module, Loss]:
-    model = WideDeep(widths_of(row), **row.sizes)
-    return model, lambda m, b: af.cross_entropy(m(b.ids, b.dense), b.y)
+    rows, dim, dense = [row.sizes[name] for name in ("rows", "dim", "dense")]
+    widths, count = widths_of(row), row.sizes["tables"]
+    if count == 1:
+        model = OneTable(widths, rows, dim, dense)
+    else:
+        model = WideDeep([rows] * count, dense, dim, widths[1:])
+    return model, lambda m, b: af.cross_entropy(m(b.dense, b.ids), b.y)
+
+
+def dlrm(row: Row) -> tuple[nn.Module, Loss]:
+    sizes = row.sizes
+    model = DLRM([sizes["rows"]] * sizes["tables"], sizes["dense"], sizes["dim"])
+    return model, lambda m, b: af.binary_cross_entropy_with_logits(m(b.dense, b.ids), b.y)
 
 
 def lstm(row: Row) -> tuple[nn.Module, Loss]:
@@ -177,21 +202,30 @@ def lstm(row: Row) -> tuple[nn.Module, Loss]:
 
 
 def lenet(row: Row) -> tuple[nn.Module, Loss]:
-    return LeNet5(), lambda m, b: af.cross_entropy(m(b.x), b.y)
+    return scored(row, LeNet5())
 
 
 def resnet(row: Row) -> tuple[nn.Module, Loss]:
     make = resnet18 if row.sizes["depth"] == 18 else resnet50
-    is_small = row.weights()["conv1.weight"].shape[-1] == 3
-    model = make(row.sizes["classes"], stem="cifar" if is_small else "imagenet")
-    if not row.is_training:
-        return model, lambda m, b: m(b.x)
-    return model, lambda m, b: af.cross_entropy(m(b.x), b.y)
+    stem = "cifar" if row.sizes["stem"] == 3 else "imagenet"
+    return scored(row, make(row.sizes["classes"], stem=stem))
 
 
-FAMILIES = {
-    f.__name__: f for f in (tiny, mlp, gpt, gpt2, bert, gpt2_block, wide_deep, lstm, lenet, resnet)
-}
+def unet(row: Row) -> tuple[nn.Module, Loss]:
+    names = ("channels", "width", "depth")
+    return scored(row, UNet(row.sizes["classes"], **{n: row.sizes[n] for n in names}))
+
+
+def vit(row: Row) -> tuple[nn.Module, Loss]:
+    sizes = row.sizes
+    shape = {"size": sizes["extent"], "patch": sizes["patch"], "dim": sizes["width"]}
+    depth = {"depth": sizes["layers"], "heads": sizes["heads"]}
+    return scored(row, VisionTransformer(sizes["classes"], **shape, **depth))
+
+
+_OF_TEXTS = (gpt, gpt2, bert, gpt2_block, lstm)
+_OF_PICTURES = (lenet, resnet, unet, vit)
+FAMILIES = {f.__name__: f for f in (tiny, mlp, wide_deep, dlrm, *_OF_TEXTS, *_OF_PICTURES)}
 
 
 def widths_of(row: Row) -> tuple[int, ...]:
@@ -234,6 +268,10 @@ class OnDemand(Rounds):
         """The first one."""
         return self._batches[0]
 
+    def request(self) -> dict[str, np.ndarray]:
+        """Return the next one without waiting, for who hands it over himself."""
+        return super().__next__()
+
     def allow(self, steps: int) -> None:
         self._allowed.release(steps)
 
@@ -255,22 +293,37 @@ def without(batches: list[dict[str, np.ndarray]], name: str) -> list[dict[str, n
 
 @dataclass(slots=True)
 class Running:
-    """A stream of a job; the plan runs ahead of who reads it only as far as steps are allowed."""
+    """A stream of a job; the plan runs ahead of who reads it only as far as steps are allowed.
+
+    An inference is a call of a predictor for each batch, whose answer is waited for, as that of any
+    engine is.
+    """
 
     job: af.Job
     model: nn.Module
     data: OnDemand
     stream: Iterator[dict[str, np.ndarray]]
+    predictor: Predictor | None = None
 
     def step(self) -> float:
+        if not self.job.options.train:
+            return mean_square(self.predict(self.data.request())["output"])
         self.data.allow(1)
-        outputs = next(self.stream)
-        return float(outputs["loss"]) if "loss" in outputs else mean_square(outputs["output"])
+        return float(next(self.stream)["loss"])
 
     def run(self, steps: int) -> None:
+        if not self.job.options.train:
+            for _ in range(steps):
+                self.predict(self.data.request())
+            return
         self.data.allow(steps)
         for _ in range(steps):
             next(self.stream)
+
+    def predict(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if self.predictor is None:
+            self.predictor = self.job.predictor(self.model, batch)
+        return self.predictor(batch)
 
     def plan(self):
         return self.job.compile(self.model, self.data)
@@ -284,11 +337,11 @@ def start(row: Row, precision: str, session: type[R], **options: object) -> R:
     model, loss = FAMILIES[row.family](row)
     weights = row.weights()
     for array in weights.values():
-        array.flags.writeable = False  # so that the model takes it, as torch does, without a copy
+        freeze(array)  # so that the model takes it, as torch does, without a copy
     model.load(weights)
     job = job_of(row, precision, loss, **options)
     data = OnDemand(row.batches() if row.is_training else without(row.batches(), "y"))
-    return session(job, model, data, job.stream(model, data))
+    return session(job, model, data, job.stream(model, data) if row.is_training else iter(()))
 
 
 def job_of(row: Row, precision: str, loss: Loss, **options: object) -> af.Job:

@@ -14,24 +14,30 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rows.row import Row, is_linear, is_table
+from rows.row import Row, is_linear, is_sparse
 
 from engines.serve import gemm_operands, mean_square, round_robin, serve
-from engines.structure import resnet_features
+from engines.structure import families, hidden
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 NUM_CHUNKS = 8
 """Of the rows of a large vocabulary's logits, where the loss goes by chunks."""
 
 
+relu, tanh, gelu = jax.nn.relu, jnp.tanh, partial(jax.nn.gelu, approximate=False)
+concat, stack, einsum, broadcast_to = jnp.concatenate, jnp.stack, jnp.einsum, jnp.broadcast_to
+reshape, tanh_gelu = jnp.reshape, partial(jax.nn.gelu, approximate=True)
+CHANNELS = -1
+
+
 def linear(p, name, x):
     return x @ p[f"{name}.weight"] + p[f"{name}.bias"]
 
 
-def norm(p, name, x):
+def norm(p, name, x, eps=1e-5):
     centred = x - x.mean(-1, keepdims=True)
     variance = jnp.mean(jnp.square(centred), -1, keepdims=True)
-    return centred * jax.lax.rsqrt(variance + 1e-5) * p[f"{name}.weight"] + p[f"{name}.bias"]
+    return centred * jax.lax.rsqrt(variance + eps) * p[f"{name}.weight"] + p[f"{name}.bias"]
 
 
 def cross_entropy(scores, labels):
@@ -40,11 +46,12 @@ def cross_entropy(scores, labels):
     return jnp.mean(jax.nn.logsumexp(scores, axis=1) - picked)
 
 
-def chain(row, p, x):
-    last = row.sizes["layers"] - 1
-    for i in range(last):
-        x = jax.nn.relu(linear(p, f"layers.{i}", x))
-    return linear(p, f"layers.{last}", x)
+def binary_cross_entropy(logits, labels):
+    return jnp.mean(jax.nn.softplus(logits) - logits * labels)
+
+
+def mean_squared(x, y):
+    return jnp.mean(jnp.square(x - y))
 
 
 def attend(p, prefix, x, heads, is_causal):
@@ -58,58 +65,33 @@ def attend(p, prefix, x, heads, is_causal):
     return linear(p, f"{prefix}attn.proj", y.transpose(0, 2, 1, 3).reshape(b, t, d))
 
 
-def feed_forward(p, prefix, x):
-    up = linear(p, f"{prefix}mlp.up", x)
-    return linear(p, f"{prefix}mlp.down", jax.nn.gelu(up, approximate=True))
+def look_up(table, ids):
+    return table[ids]
 
 
-def block(p, prefix, x, heads):
-    x = x + attend(p, prefix, norm(p, f"{prefix}norm1", x), heads, is_causal=True)
-    return x + feed_forward(p, prefix, norm(p, f"{prefix}norm2", x))
+picked = look_up
 
 
-def bert_block(p, prefix, x, heads):
-    x = norm(p, f"{prefix}norm1", x + attend(p, prefix, x, heads, is_causal=False))
-    return norm(p, f"{prefix}norm2", x + feed_forward(p, prefix, x))
+def columns(x, places):
+    return x[:, jnp.array(places)]
 
 
-def tiny(row, p, batch):
-    x = batch["x"]
-    for i in range(row.sizes["layers"]):
-        h = x @ p[f"layers.{i}.w"] + p[f"layers.{i}.b"]
-        x = (jax.nn.relu(h) if i % 2 else jnp.tanh(h)) * p[f"layers.{i}.g"]
-    return jnp.mean(jnp.square(x - batch["y"]))
+def read(parameter):
+    return parameter
 
 
-def mlp(row, p, batch):
-    return cross_entropy(chain(row, p, batch["x"]), batch["y"])
+def scores_of(x, table, bias=0.0):
+    return x @ table.T + bias
 
 
-def hidden(row, p, batch):
-    h = p["emb.weight"][batch["x"]] + p["pos.weight"]
-    for i in range(row.sizes["layers"]):
-        h = block(p, f"blocks.{i}.", h, row.sizes["heads"])
-    return norm(p, "norm", h)
-
-
-def gpt(row, p, batch):
-    scores = linear(p, "head", hidden(row, p, batch))
-    return cross_entropy(scores, batch["y"]) if row.is_training else scores
-
-
-def bert(row, p, batch):
-    h = p["emb.weight"][batch["x"]] + p["pos.weight"] + p["segment.weight"][batch["segments"]]
-    h = norm(p, "first", h)
-    for i in range(row.sizes["layers"]):
-        h = bert_block(p, f"blocks.{i}.", h, row.sizes["heads"])
-    masked = linear(p, "dense", h.reshape(-1, h.shape[-1])[batch["places"]])
-    masked = norm(p, "last", jax.nn.gelu(masked, approximate=True))
-    return cross_entropy(masked @ p["emb.weight"].T + p["bias"], batch["y"])
+def found(row, p, batch):
+    """Rows of tables, which were looked up before."""
+    return [rows.reshape(len(rows), -1) for rows in p["found"]]
 
 
 def chunked_gpt(row, p, batch):
     """The same loss by chunks of rows, whose logits are made again for their gradient."""
-    h, labels = hidden(row, p, batch), batch["y"]
+    h, labels = hidden(_LAYERS, row, p, batch["x"]), batch["y"]
 
     @jax.checkpoint
     def chunk(rows):
@@ -117,15 +99,6 @@ def chunked_gpt(row, p, batch):
 
     parts = h.reshape(NUM_CHUNKS, -1, h.shape[-1]), labels.reshape(NUM_CHUNKS, -1)
     return jnp.mean(jax.lax.map(chunk, parts))
-
-
-def gpt2_block(row, p, batch):
-    return jnp.mean(jnp.square(block(p, "block.", p["x"], row.sizes["heads"]) - batch["y"]))
-
-
-def wide_deep(row, p, batch):
-    x = jnp.concatenate([*p["found"], batch["dense"]], axis=1)
-    return cross_entropy(chain(row, p, x) + linear(p, "wide", batch["dense"]), batch["y"])
 
 
 def lstm(row, p, batch):
@@ -146,56 +119,63 @@ def lstm(row, p, batch):
     return cross_entropy(linear(p, "head", h), batch["y"])
 
 
-def convolved(x, weight, stride=1, padding=0):
-    """Convolve pictures whose channels lie last, as XLA's own kernels on a host want them."""
-    around, axes = ((padding, padding),) * 2, ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x, weight, (stride, stride), around, dimension_numbers=axes)
+AXES = ("NHWC", "HWIO", "NHWC")
+"""Channels of pictures lie last, as XLA's own kernels on a host want them."""
 
 
-def largest(x, extent, stride, padding=0):
+def convolved(p, name, x, stride=1, padding=None):
+    weight = p[f"{name}.weight"]
+    padding = weight.shape[0] // 2 if padding is None else padding
+    around = ((padding, padding),) * 2
+    y = jax.lax.conv_general_dilated(x, weight, (stride, stride), around, dimension_numbers=AXES)
+    return y + p[f"{name}.bias"] if f"{name}.bias" in p else y
+
+
+def upsampled(p, name, x):
+    y = jax.lax.conv_transpose(
+        x, p[f"{name}.weight"], (2, 2), "VALID", dimension_numbers=AXES, transpose_kernel=True
+    )
+    return y + p[f"{name}.bias"]
+
+
+def max_pool(x, extent, stride, padding=0):
     around = ((0, 0), (padding, padding), (padding, padding), (0, 0))
     windows = (1, extent, extent, 1), (1, stride, stride, 1), around
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, *windows)
 
 
-def lenet(row, p, batch):
-    x = convolved(batch["x"], p["conv1.weight"], padding=2) + p["conv1.bias"]
-    x = convolved(largest(jax.nn.relu(x), 2, 2), p["conv2.weight"]) + p["conv2.bias"]
-    x = largest(jax.nn.relu(x), 2, 2).transpose(0, 3, 1, 2)
-    x = jax.nn.relu(linear(p, "fc1", x.reshape(len(x), -1)))
-    return cross_entropy(linear(p, "fc3", jax.nn.relu(linear(p, "fc2", x))), batch["y"])
+def batch_norm(row, p, name, x):
+    """Normalise; what running statistics become is put into `p`, for the step to take."""
+    mean, variance = p[f"{name}.running_mean"], p[f"{name}.running_var"]
+    if row.is_training:
+        count = x.size // x.shape[-1]
+        own_mean = jnp.mean(x, (0, 1, 2))
+        own_variance = jnp.mean(jnp.square(x - own_mean), (0, 1, 2))
+        p[STATISTICS][f"{name}.running_mean"] = 0.9 * mean + 0.1 * own_mean
+        unbiased = own_variance * (count / (count - 1))
+        p[STATISTICS][f"{name}.running_var"] = 0.9 * variance + 0.1 * unbiased
+        mean, variance = own_mean, own_variance
+    scale = p[f"{name}.weight"] * jax.lax.rsqrt(variance + 1e-5)
+    return (x - mean) * scale + p[f"{name}.bias"]
 
 
-def resnet(row, p, batch):
-    """Return the loss and what running statistics become; of an inference the scores."""
-    statistics = {}
-
-    def normalised(conv, norm, x, stride):
-        weight = p[f"{conv}.weight"]
-        x = convolved(x, weight, stride, weight.shape[0] // 2)
-        mean, variance = p[f"{norm}.running_mean"], p[f"{norm}.running_var"]
-        if row.is_training:
-            count = x.size // x.shape[-1]
-            own_mean = jnp.mean(x, (0, 1, 2))
-            own_variance = jnp.mean(jnp.square(x - own_mean), (0, 1, 2))
-            statistics[f"{norm}.running_mean"] = 0.9 * mean + 0.1 * own_mean
-            unbiased = own_variance * (count / (count - 1))
-            statistics[f"{norm}.running_var"] = 0.9 * variance + 0.1 * unbiased
-            mean, variance = own_mean, own_variance
-        scale = p[f"{norm}.weight"] * jax.lax.rsqrt(variance + 1e-5)
-        return (x - mean) * scale + p[f"{norm}.bias"]
-
-    pool = partial(largest, extent=3, stride=2, padding=1)
-    is_large = p["conv1.weight"].shape[0] == 7
-    x = resnet_features(p, batch["x"], normalised, jax.nn.relu, pool if is_large else None)
-    scores = linear(p, "fc", x.mean((1, 2)))
-    return (cross_entropy(scores, batch["y"]), statistics) if row.is_training else scores
+STATISTICS = "statistics"
 
 
-FAMILIES = {
-    f.__name__: f
-    for f in (tiny, mlp, gpt, bert, chunked_gpt, gpt2_block, wide_deep, lstm, lenet, resnet)
-}
+def pixel_mean(x):
+    return x.mean((1, 2))
+
+
+def flat(x):
+    return x.transpose(0, 3, 1, 2).reshape(len(x), -1)
+
+
+def tokens(x):
+    return x.reshape(len(x), -1, x.shape[-1])
+
+
+_LAYERS = sys.modules[__name__]
+FAMILIES = families(_LAYERS) | {"lstm": lstm, "chunked_gpt": chunked_gpt}
 
 
 def laid_out(name, array):
@@ -208,13 +188,12 @@ def laid_out(name, array):
 def sgd_step(row: Row):
     rate, function = row.optimizer.rate, FAMILIES[row.family]
 
-    def step(p, state, batch):
+    def loss_of(p, batch):
         statistics = {}
-        if row.family == "resnet":
-            slope = jax.value_and_grad(lambda p: function(row, p, batch), has_aux=True)
-            (loss, statistics), gradient = slope(p)
-        else:
-            loss, gradient = jax.value_and_grad(lambda p: function(row, p, batch))(p)
+        return function(row, p | {STATISTICS: statistics}, batch), statistics
+
+    def step(p, state, batch):
+        (loss, statistics), gradient = jax.value_and_grad(loss_of, has_aux=True)(p, batch)
         return jax.tree.map(lambda w, g: w - rate * g, p, gradient) | statistics, state, loss
 
     return step
@@ -222,15 +201,17 @@ def sgd_step(row: Row):
 
 def sparse_step(row: Row):
     """Differentiate by the rows that were read, and scatter their gradients into the tables."""
-    rate, names = row.optimizer.rate, [f"tables.{i}.weight" for i in range(row.sizes["tables"])]
+    rate = row.optimizer.rate
 
     def step(p, state, batch):
-        columns = [batch["ids"][:, i] for i in range(len(names))]
+        names = [n for n in row.weights() if is_sparse(n)]
+        parts = jnp.split(batch["ids"], len(names), 1)
         dense = {n: w for n, w in p.items() if n not in names}
-        leaves = dense | {"found": [p[n][ids] for n, ids in zip(names, columns, strict=True)]}
-        loss, gradient = jax.value_and_grad(lambda r: wide_deep(row, r, batch))(leaves)
+        leaves = dense | {"found": [p[n][ids] for n, ids in zip(names, parts, strict=True)]}
+        slope = jax.value_and_grad(lambda r: FAMILIES[row.family](row, r, batch))
+        loss, gradient = slope(leaves)
         new = {n: w - rate * gradient[n] for n, w in dense.items()}
-        for n, ids, rows in zip(names, columns, gradient["found"], strict=True):
+        for n, ids, rows in zip(names, parts, gradient["found"], strict=True):
             new[n] = p[n].at[ids].add(-rate * rows)
         return new, state, loss
 
@@ -281,7 +262,8 @@ class Session:
     def run(self, steps: int) -> None:
         for _ in range(steps):
             output = self.advance()
-        output.block_until_ready()
+            if not self.row.is_training:  # an answer is waited for
+                output.block_until_ready()
         jax.block_until_ready(self.parameters)
 
     def describe(self) -> dict[str, object]:
@@ -315,12 +297,12 @@ class Jax:
         if row.optimizer.kind == "adamw":
             zeros = [jax.tree.map(jnp.zeros_like, parameters) for _ in range(2)]
             return jax.jit(adamw_step(row), donate_argnums=(0, 1)), (jnp.float32(0), *zeros)
-        has_tables = any([n.startswith("tables.") and is_table(n) for n in parameters])
-        step = sparse_step(row) if has_tables else sgd_step(row)
+        step = sparse_step(row) if any(map(is_sparse, parameters)) else sgd_step(row)
         return jax.jit(step, donate_argnums=(0, 1)), ()
 
-    def gemm(self) -> dict[str, Callable[[], object]]:
-        a, b = (jnp.array(x) for x in gemm_operands())
+    def gemm(self, precision: str) -> dict[str, Callable[[], object]]:
+        dtype = jnp.float32 if precision == "fp32" else jnp.bfloat16
+        a, b = (jnp.array(x, dtype) for x in gemm_operands())
         multiply = jax.jit(jnp.matmul)
         return {"jax": lambda: multiply(a, b).block_until_ready()}
 

@@ -27,7 +27,7 @@ class Checkout:
     def prepare(self, row: Row, precision: str, variant: str, device: str) -> Session:
         return start(row, precision, Session)
 
-    def gemm(self) -> dict[str, Callable[[], object]]:
+    def gemm(self, precision: str) -> dict[str, Callable[[], object]]:
         return {}
 
 

@@ -3,7 +3,7 @@
     {"do": "first"}                        -> {"loss": of the first step, "state_bytes": ...}
     {"do": "losses", "count": 9}           -> {"losses": of the steps that follow}
     {"do": "run", "steps": 8, "chunks": 5} -> {"ms": [of a step, mean over each chunk]}
-    {"do": "gemm"}                         -> {"gflops": {library: best of 2048^3 in fp32}}
+    {"do": "gemm"}                         -> {"fp32": {library: GFLOP/s of 2048^3}, "bf16": {..}}
     {"do": "launches"}                     -> {"launches": [...]}
     {"do": "quit"}                         -> {"peak_rss": ..., "run_rss": ..., "base_rss": ...}
 
@@ -28,6 +28,7 @@ from rows.all_rows import find_row
 from rows.row import Row
 
 GEMM_SIZE, GEMM_REPEATS = 2048, 15
+PRECISIONS = ("fp32", "bf16")
 
 
 class Session(Protocol):
@@ -52,8 +53,8 @@ class Engine(Protocol):
     def prepare(self, row: Row, precision: str, variant: str, device: str) -> Session:
         """Make a row ready on a device: "host", or "cuda". Raises ValueError for what it cannot."""
 
-    def gemm(self) -> dict[str, Callable[[], object]]:
-        """Return, by library, a call that multiplies two fp32 matrices of 2048 x 2048 and waits."""
+    def gemm(self, precision: str) -> dict[str, Callable[[], object]]:
+        """Return, by library, a call that multiplies two matrices of 2048 x 2048 and waits."""
 
 
 def serve(make_engine: Callable[[], Engine]) -> None:
@@ -88,7 +89,10 @@ def _serve(make_engine: Callable[[], Engine], out) -> None:
             _answer(out, {"peak_rss": max(peak, run), "run_rss": run, "base_rss": base})
             return
         if verb == "gemm":
-            _answer(out, {"gflops": {n: measured_gflops(f) for n, f in engine.gemm().items()}})
+            products = {precision: engine.gemm(precision) for precision in PRECISIONS}
+            _answer(
+                out, {p: {n: measured_gflops(f) for n, f in products[p].items()} for p in products}
+            )
             continue
         if session is None:
             row = find_row(name)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tensorflow as tf
-from rows.row import Row, is_buffer, is_linear
+from rows.row import Row, is_buffer, is_linear, is_sparse
 
 from engines.serve import (
     gemm_operands,
@@ -19,9 +20,16 @@ from engines.serve import (
     round_robin,
     serve,
 )
-from engines.structure import resnet_features
+from engines.structure import families
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+
+relu, tanh, gelu = tf.nn.relu, tf.tanh, tf.nn.gelu
+concat, stack, einsum, broadcast_to = tf.concat, tf.stack, tf.einsum, tf.broadcast_to
+reshape, look_up, picked = tf.reshape, tf.gather, tf.gather
+tanh_gelu, columns = partial(tf.nn.gelu, approximate=True), partial(tf.gather, axis=1)
+CHANNELS = -1
 
 
 def linear(p, name, x):
@@ -30,10 +38,10 @@ def linear(p, name, x):
     return tf.reshape(rows, (*x.shape[:-1], weight.shape[-1]))
 
 
-def norm(p, name, x):
+def norm(p, name, x, eps=1e-5):
     mean, variance = tf.nn.moments(x, -1, keepdims=True)
     weight, bias = p[f"{name}.weight"], p[f"{name}.bias"]
-    return (x - mean) * tf.math.rsqrt(variance + 1e-5) * weight + bias
+    return (x - mean) * tf.math.rsqrt(variance + eps) * weight + bias
 
 
 def cross_entropy(scores, labels):
@@ -43,11 +51,13 @@ def cross_entropy(scores, labels):
     return tf.reduce_mean(losses)
 
 
-def chain(row, p, x):
-    last = row.sizes["layers"] - 1
-    for i in range(last):
-        x = tf.nn.relu(linear(p, f"layers.{i}", x))
-    return linear(p, f"layers.{last}", x)
+def binary_cross_entropy(logits, labels):
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
+    return tf.reduce_mean(losses)
+
+
+def mean_squared(x, y):
+    return tf.reduce_mean(tf.square(x - y))
 
 
 def attend(p, prefix, x, heads, is_causal):
@@ -62,63 +72,24 @@ def attend(p, prefix, x, heads, is_causal):
     return linear(p, f"{prefix}attn.proj", joined)
 
 
-def feed_forward(p, prefix, x):
-    up = linear(p, f"{prefix}mlp.up", x)
-    return linear(p, f"{prefix}mlp.down", tf.nn.gelu(up, approximate=True))
+def read(parameter):
+    """As a tensor, its gradient is one array and no list of reads of the variable."""
+    return tf.convert_to_tensor(parameter)
 
 
-def block(p, prefix, x, heads):
-    x = x + attend(p, prefix, norm(p, f"{prefix}norm1", x), heads, is_causal=True)
-    return x + feed_forward(p, prefix, norm(p, f"{prefix}norm2", x))
+def scores_of(x, table, bias=None):
+    scores = tf.matmul(x, table, transpose_b=True)
+    return scores if bias is None else tf.nn.bias_add(scores, bias)
 
 
-def bert_block(p, prefix, x, heads):
-    x = norm(p, f"{prefix}norm1", x + attend(p, prefix, x, heads, is_causal=False))
-    return norm(p, f"{prefix}norm2", x + feed_forward(p, prefix, x))
-
-
-def tiny(row, p, batch):
-    x = batch["x"]
-    for i in range(row.sizes["layers"]):
-        h = tf.matmul(x, p[f"layers.{i}.w"]) + p[f"layers.{i}.b"]
-        x = (tf.nn.relu(h) if i % 2 else tf.tanh(h)) * p[f"layers.{i}.g"]
-    return tf.reduce_mean(tf.square(x - batch["y"]))
-
-
-def mlp(row, p, batch):
-    return cross_entropy(chain(row, p, batch["x"]), batch["y"])
-
-
-def gpt(row, p, batch):
-    h = tf.gather(p["emb.weight"], batch["x"]) + p["pos.weight"]
-    for i in range(row.sizes["layers"]):
-        h = block(p, f"blocks.{i}.", h, row.sizes["heads"])
-    scores = linear(p, "head", norm(p, "norm", h))
-    return cross_entropy(scores, batch["y"]) if row.is_training else scores
-
-
-def bert(row, p, batch):
-    h = tf.gather(p["emb.weight"], batch["x"]) + p["pos.weight"]
-    h = norm(p, "first", h + tf.gather(p["segment.weight"], batch["segments"]))
-    for i in range(row.sizes["layers"]):
-        h = bert_block(p, f"blocks.{i}.", h, row.sizes["heads"])
-    masked = tf.gather(tf.reshape(h, (-1, h.shape[-1])), batch["places"])
-    masked = norm(p, "last", tf.nn.gelu(linear(p, "dense", masked), approximate=True))
-    scores = tf.matmul(masked, p["emb.weight"], transpose_b=True)
-    return cross_entropy(tf.nn.bias_add(scores, p["bias"]), batch["y"])
-
-
-def gpt2_block(row, p, batch):
-    # As a tensor, the input's gradient is one array and no list of reads of the variable.
-    x = tf.convert_to_tensor(p["x"])
-    return tf.reduce_mean(tf.square(block(p, "block.", x, row.sizes["heads"]) - batch["y"]))
-
-
-def wide_deep(row, p, batch):
-    columns = tf.unstack(batch["ids"], axis=1)
-    rows = [tf.gather(p[f"tables.{i}.weight"], ids) for i, ids in enumerate(columns)]
-    x = tf.concat([*rows, batch["dense"]], axis=1)
-    return cross_entropy(chain(row, p, x) + linear(p, "wide", batch["dense"]), batch["y"])
+def found(row, p, batch):
+    """Look up the rows of tables, whose gradients are of these rows alone."""
+    tables = [p[n] for n in p if is_sparse(n)]
+    parts = tf.split(batch["ids"], len(tables), 1)
+    return [
+        tf.reshape(tf.gather(table, ids), (ids.shape[0], ids.shape[1] * table.shape[1]))
+        for ids, table in zip(parts, tables, strict=True)
+    ]
 
 
 def lstm(row, p, batch):
@@ -140,55 +111,59 @@ def lstm(row, p, batch):
     return cross_entropy(linear(p, "head", h), batch["y"])
 
 
-def convolved(x, weight, stride=1, padding=0):
+def convolved(p, name, x, stride=1, padding=None):
     """Convolve pictures whose channels lie last, the only ones that a host takes."""
+    weight = p[f"{name}.weight"]
+    padding = weight.shape[0] // 2 if padding is None else padding
     around = [[0, 0], [padding, padding], [padding, padding], [0, 0]]
-    return tf.nn.conv2d(x, weight, stride, around)
+    y = tf.nn.conv2d(x, weight, stride, around)
+    return tf.nn.bias_add(y, p[f"{name}.bias"]) if f"{name}.bias" in p else y
 
 
-def lenet(row, p, batch):
-    x = tf.nn.bias_add(convolved(batch["x"], p["conv1.weight"], padding=2), p["conv1.bias"])
-    x = tf.nn.max_pool2d(tf.nn.relu(x), 2, 2, "VALID")
-    x = tf.nn.bias_add(convolved(x, p["conv2.weight"]), p["conv2.bias"])
-    x = tf.transpose(tf.nn.max_pool2d(tf.nn.relu(x), 2, 2, "VALID"), (0, 3, 1, 2))
-    x = tf.nn.relu(linear(p, "fc1", tf.reshape(x, (x.shape[0], -1))))
-    return cross_entropy(linear(p, "fc3", tf.nn.relu(linear(p, "fc2", x))), batch["y"])
+def upsampled(p, name, x):
+    weight = p[f"{name}.weight"]
+    shape = (x.shape[0], 2 * x.shape[1], 2 * x.shape[2], weight.shape[2])
+    return tf.nn.bias_add(tf.nn.conv2d_transpose(x, weight, shape, 2, "VALID"), p[f"{name}.bias"])
 
 
-def resnet(row, p, batch):
-    def normalised(conv, norm, x, stride):
-        weight = p[f"{conv}.weight"]
-        x = convolved(x, weight, stride, weight.shape[0] // 2)
-        mean, variance = p[f"{norm}.running_mean"], p[f"{norm}.running_var"]
-        y, new_mean, new_variance = tf.compat.v1.nn.fused_batch_norm(
-            x,
-            p[f"{norm}.weight"],
-            p[f"{norm}.bias"],
-            mean,
-            variance,
-            epsilon=1e-5,
-            is_training=row.is_training,
-            exponential_avg_factor=0.1,
-        )
-        if row.is_training:
-            mean.assign(new_mean)
-            variance.assign(new_variance)
-        return y
-
-    def pool(x):
-        # Of numbers that are not below 0 the largest is the same with zeros around.
-        around = [[0, 0], [1, 1], [1, 1], [0, 0]]
-        return tf.nn.max_pool2d(tf.pad(x, around), 3, 2, "VALID")
-
-    is_large = p["conv1.weight"].shape[0] == 7
-    x = resnet_features(p, batch["x"], normalised, tf.nn.relu, pool if is_large else None)
-    scores = linear(p, "fc", tf.reduce_mean(x, (1, 2)))
-    return cross_entropy(scores, batch["y"]) if row.is_training else scores
+def batch_norm(row, p, name, x):
+    mean, variance = p[f"{name}.running_mean"], p[f"{name}.running_var"]
+    y, new_mean, new_variance = tf.compat.v1.nn.fused_batch_norm(
+        x,
+        p[f"{name}.weight"],
+        p[f"{name}.bias"],
+        mean,
+        variance,
+        epsilon=1e-5,
+        is_training=row.is_training,
+        exponential_avg_factor=0.1,
+    )
+    if row.is_training:
+        mean.assign(new_mean)
+        variance.assign(new_variance)
+    return y
 
 
-FAMILIES = {
-    f.__name__: f for f in (tiny, mlp, gpt, bert, gpt2_block, wide_deep, lstm, lenet, resnet)
-}
+def max_pool(x, extent, stride, padding=0):
+    """Of numbers that are not below 0, as those of a relu, the largest is the same with zeros."""
+    if padding:
+        x = tf.pad(x, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
+    return tf.nn.max_pool2d(x, extent, stride, "VALID")
+
+
+def pixel_mean(x):
+    return tf.reduce_mean(x, (1, 2))
+
+
+def flat(x):
+    return tf.reshape(tf.transpose(x, (0, 3, 1, 2)), (x.shape[0], -1))
+
+
+def tokens(x):
+    return tf.reshape(x, (x.shape[0], -1, x.shape[-1]))
+
+
+FAMILIES = families(sys.modules[__name__]) | {"lstm": lstm}
 
 
 def laid_out(name, array):
@@ -301,8 +276,9 @@ class TensorFlow:
         settings = f"tensorflow {tf.__version__}, tf.function(jit_compile={is_xla}), fused updates"
         return Session(row, function, round_robin(batches), settings)
 
-    def gemm(self) -> dict[str, Callable[[], object]]:
-        a, b = (tf.constant(x) for x in gemm_operands())
+    def gemm(self, precision: str) -> dict[str, Callable[[], object]]:
+        dtype = tf.float32 if precision == "fp32" else tf.bfloat16
+        a, b = (tf.cast(x, dtype) for x in gemm_operands())
         multiply = tf.function(tf.matmul)
         return {"tensorflow": lambda: multiply(a, b).numpy()}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from rows.row import Row, is_buffer, is_table
+from rows.row import Row, is_buffer, is_sparse
 from torch.nn import functional as f
 
 from engines.serve import (
@@ -26,26 +26,25 @@ from engines.serve import (
     round_robin,
     serve,
 )
-from engines.structure import resnet_features
+from engines.structure import families, hidden
 
 Parameters = dict[str, torch.Tensor]
 CHANNELS_LAST = "channels_last"
 """A word of a variant: pictures and kernels lie with their channels last."""
+
+relu, tanh, gelu = f.relu, torch.tanh, f.gelu
+concat, stack, einsum, broadcast_to = torch.cat, torch.stack, torch.einsum, torch.broadcast_to
+reshape, mean_squared, scores_of = torch.reshape, f.mse_loss, f.linear
+tanh_gelu = partial(f.gelu, approximate="tanh")
+CHANNELS = 1
 
 
 def linear(p: Parameters, name: str, x):
     return f.linear(x, p[f"{name}.weight"], p[f"{name}.bias"])
 
 
-def norm(p: Parameters, name: str, x):
-    return f.layer_norm(x, x.shape[-1:], p[f"{name}.weight"], p[f"{name}.bias"])
-
-
-def chain(row: Row, p: Parameters, x):
-    last = row.sizes["layers"] - 1
-    for i in range(last):
-        x = f.relu(linear(p, f"layers.{i}", x))
-    return linear(p, f"layers.{last}", x)
+def norm(p: Parameters, name: str, x, eps: float = 1e-5):
+    return f.layer_norm(x, x.shape[-1:], p[f"{name}.weight"], p[f"{name}.bias"], eps)
 
 
 def attend(p: Parameters, prefix: str, x, heads: int, is_causal: bool):
@@ -56,65 +55,73 @@ def attend(p: Parameters, prefix: str, x, heads: int, is_causal: bool):
     return linear(p, f"{prefix}attn.proj", y.transpose(1, 2).reshape(b, t, d))
 
 
-def feed_forward(p: Parameters, prefix: str, x):
-    up = linear(p, f"{prefix}mlp.up", x)
-    return linear(p, f"{prefix}mlp.down", f.gelu(up, approximate="tanh"))
+def look_up(table, ids):
+    return f.embedding(ids, table)
 
 
-def block(p: Parameters, prefix: str, x, heads: int):
-    x = x + attend(p, prefix, norm(p, f"{prefix}norm1", x), heads, is_causal=True)
-    return x + feed_forward(p, prefix, norm(p, f"{prefix}norm2", x))
+def picked(rows, places):
+    return rows[places]
 
 
-def bert_block(p: Parameters, prefix: str, x, heads: int):
-    x = norm(p, f"{prefix}norm1", x + attend(p, prefix, x, heads, is_causal=False))
-    return norm(p, f"{prefix}norm2", x + feed_forward(p, prefix, x))
+def columns(x, places: list[int]):
+    return x[:, places]
 
 
-def tiny(row: Row, p: Parameters, batch):
-    x = batch["x"]
-    for i in range(row.sizes["layers"]):
-        h = x @ p[f"layers.{i}.w"] + p[f"layers.{i}.b"]
-        x = (torch.relu(h) if i % 2 else torch.tanh(h)) * p[f"layers.{i}.g"]
-    return f.mse_loss(x, batch["y"])
+def read(parameter):
+    return parameter
 
 
-def mlp(row: Row, p: Parameters, batch):
-    return f.cross_entropy(chain(row, p, batch["x"]).float(), batch["y"])
+def found(row: Row, p: Parameters, batch):
+    """Rows of tables, which were looked up before."""
+    return batch["found"]
 
 
-def hidden(row: Row, p: Parameters, x):
-    h = f.embedding(x, p["emb.weight"]) + p["pos.weight"]
-    for i in range(row.sizes["layers"]):
-        h = block(p, f"blocks.{i}.", h, row.sizes["heads"])
-    return norm(p, "norm", h)
+def cross_entropy(scores, labels):
+    """Classes of pictures are axis 1, those of texts the last."""
+    if scores.ndim < 4:
+        scores, labels = scores.view(-1, scores.shape[-1]), labels.view(-1)
+    return f.cross_entropy(scores.float(), labels)
 
 
-def gpt(row: Row, p: Parameters, batch):
-    scores = linear(p, "head", hidden(row, p, batch["x"]))
-    if not row.is_training:
-        return scores
-    return f.cross_entropy(scores.float().view(-1, scores.shape[-1]), batch["y"].view(-1))
+def binary_cross_entropy(logits, labels):
+    return f.binary_cross_entropy_with_logits(logits.float(), labels)
 
 
-def gpt2(row: Row, p: Parameters, batch):
-    scores = f.linear(hidden(row, p, batch["x"]), p["emb.weight"])
-    return f.cross_entropy(scores.float().view(-1, scores.shape[-1]), batch["y"].view(-1))
+def convolved(p: Parameters, name: str, x, stride: int = 1, padding: int | None = None):
+    weight = p[f"{name}.weight"]
+    padding = weight.shape[-1] // 2 if padding is None else padding
+    return f.conv2d(x, weight, p.get(f"{name}.bias"), stride=stride, padding=padding)
 
 
-def bert(row: Row, p: Parameters, batch):
-    h = f.embedding(batch["x"], p["emb.weight"]) + p["pos.weight"]
-    h = norm(p, "first", h + f.embedding(batch["segments"], p["segment.weight"]))
-    for i in range(row.sizes["layers"]):
-        h = bert_block(p, f"blocks.{i}.", h, row.sizes["heads"])
-    masked = linear(p, "dense", h.view(-1, h.shape[-1])[batch["places"]])
-    masked = norm(p, "last", f.gelu(masked, approximate="tanh"))
-    return f.cross_entropy(f.linear(masked, p["emb.weight"], p["bias"]).float(), batch["y"])
+def upsampled(p: Parameters, name: str, x):
+    return f.conv_transpose2d(x, p[f"{name}.weight"], p[f"{name}.bias"], stride=2)
+
+
+def batch_norm(row: Row, p: Parameters, name: str, x):
+    statistics = p[f"{name}.running_mean"], p[f"{name}.running_var"]
+    affine = p[f"{name}.weight"], p[f"{name}.bias"]
+    return f.batch_norm(x, *statistics, *affine, training=row.is_training)
+
+
+def max_pool(x, extent: int, stride: int, padding: int = 0):
+    return f.max_pool2d(x, extent, stride, padding)
+
+
+def pixel_mean(x):
+    return x.mean((2, 3))
+
+
+def flat(x):
+    return x.flatten(1)
+
+
+def tokens(x):
+    return x.flatten(2).transpose(1, 2)
 
 
 def chunked_gpt(row: Row, p: Parameters, batch):
     """The same loss without the logits of a whole batch: torch's own chunks of rows."""
-    h = hidden(row, p, batch["x"])
+    h = hidden(_LAYERS, row, p, batch["x"])
     return f.linear_cross_entropy(
         h.view(-1, h.shape[-1]),
         p["head.weight"],
@@ -122,15 +129,6 @@ def chunked_gpt(row: Row, p: Parameters, batch):
         linear_bias=p["head.bias"],
         options=torch.nn.LinearCrossEntropyOptions(),
     )
-
-
-def gpt2_block(row: Row, p: Parameters, batch):
-    return f.mse_loss(block(p, "block.", p["x"], row.sizes["heads"]), batch["y"])
-
-
-def wide_deep(row: Row, p: Parameters, batch):
-    x = torch.cat([*batch["found"], batch["dense"]], dim=1)
-    return f.cross_entropy(chain(row, p, x) + linear(p, "wide", batch["dense"]), batch["y"])
 
 
 def lstm(row: Row, p: Parameters, batch):
@@ -147,31 +145,8 @@ def lstm(row: Row, p: Parameters, batch):
 SIDES = ("ih", "hh")
 
 
-def lenet(row: Row, p: Parameters, batch):
-    x = f.max_pool2d(f.relu(f.conv2d(batch["x"], p["conv1.weight"], p["conv1.bias"], padding=2)), 2)
-    x = f.max_pool2d(f.relu(f.conv2d(x, p["conv2.weight"], p["conv2.bias"])), 2)
-    x = f.relu(linear(p, "fc1", x.flatten(1)))
-    return f.cross_entropy(linear(p, "fc3", f.relu(linear(p, "fc2", x))).float(), batch["y"])
-
-
-def resnet(row: Row, p: Parameters, batch):
-    def convolved(conv: str, norm: str, x, stride: int):
-        weight = p[f"{conv}.weight"]
-        x = f.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
-        statistics = p[f"{norm}.running_mean"], p[f"{norm}.running_var"]
-        affine = p[f"{norm}.weight"], p[f"{norm}.bias"]
-        return f.batch_norm(x, *statistics, *affine, training=row.is_training)
-
-    pool = partial(f.max_pool2d, kernel_size=3, stride=2, padding=1)
-    is_large = p["conv1.weight"].shape[-1] == 7
-    x = resnet_features(p, batch["x"], convolved, f.relu, pool if is_large else None)
-    scores = linear(p, "fc", x.mean((2, 3)))
-    return f.cross_entropy(scores.float(), batch["y"]) if row.is_training else scores
-
-
-FAMILIES = {
-    f.__name__: f for f in (tiny, mlp, gpt, gpt2, bert, gpt2_block, wide_deep, lstm, lenet, resnet)
-}
+_LAYERS = sys.modules[__name__]
+FAMILIES = families(_LAYERS) | {"lstm": lstm}
 
 
 @dataclass(slots=True)
@@ -207,6 +182,8 @@ class Session:
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.advance()
+            if self.device == "cuda" and not self.row.is_training:  # an answer is waited for
+                torch.cuda.synchronize()
         if self.device == "cuda":
             torch.cuda.synchronize()
 
@@ -239,7 +216,7 @@ class Torch:
         where = f"{torch.get_num_threads()} threads" if device == "host" else _gpu_name()
         settings = [f"torch {torch.__version__}, {where}"]
         settings += [CHANNELS_LAST] if CHANNELS_LAST in words else []
-        tables = [n for n in parameters if row.family == "wide_deep" and is_table(n)]
+        tables = [n for n in parameters if is_sparse(n)]
         function = chunked_gpt if variant == "chunked" else FAMILIES[row.family]
         arithmetic = {n: p for n, p in parameters.items() if n not in tables}
 
@@ -259,10 +236,10 @@ class Torch:
             dense_loss = loss
 
             def loss(batch):
-                columns = batch["ids"].unbind(1)
+                parts = batch["ids"].chunk(len(tables), 1)
                 rows = [
-                    f.embedding(ids, parameters[n], sparse=True)
-                    for ids, n in zip(columns, tables, strict=True)
+                    f.embedding(ids, parameters[n], sparse=True).flatten(1)
+                    for ids, n in zip(parts, tables, strict=True)
                 ]
                 return dense_loss(batch | {"found": rows})
 
@@ -276,8 +253,9 @@ class Torch:
         about = ", ".join(settings)
         return Session(row, parameters, loss, optimizers, round_robin(batches), about, device)
 
-    def gemm(self) -> dict[str, Callable[[], object]]:
-        a, b = (torch.from_numpy(x) for x in gemm_operands())
+    def gemm(self, precision: str) -> dict[str, Callable[[], object]]:
+        dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+        a, b = (torch.from_numpy(x).to(dtype) for x in gemm_operands())
         out = torch.empty_like(a)
         return {"torch": lambda: torch.mm(a, b, out=out)}
 

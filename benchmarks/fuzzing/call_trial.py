@@ -52,12 +52,17 @@ _OF_CALLS = re.compile(
     r"missing|takes|expected [0-9]+ arguments|got an unexpected|got multiple|too many|positional"
 )
 
+_OF_VALUES = (IndexError, np.linalg.LinAlgError)
+"""What an op raises for values of its operands: an id out of range, a matrix without a factor."""
+
 _OF_USER = ("call_trial.py", "calls.py")
 _HANDING_ON = (
     "literals.py",
     "habits.py",
     "module.py",
     "tensor.py",
+    "arguments.py",
+    "op_math.py",
     "option_values.py",
     "function_layers.py",
 )
@@ -134,7 +139,7 @@ def _stepped(compute: Any, model: nn.Module, batch: dict[str, np.ndarray]) -> An
     job, spec = af.job(train=False)(compute), spec_of(batch, "the calls")
     graph = trace_job(job.name, compute, job.options, model, spec, job.devices)
     job_spec = job._spec(model, spec, PlanOptions(), metrics_every=1, graph=graph)
-    with contextlib.closing(af.Runner(job._plan(job_spec), seed=1)) as runner:
+    with contextlib.closing(af.Runner(job._plan(job_spec, None, model), seed=1)) as runner:
         return runner.step(batch)
 
 
@@ -224,7 +229,7 @@ def judged(error: Exception, *, is_run: bool = False) -> Outcome:
     words = "".join(traceback.format_exception(error, chain=is_chained))[-2500:]
     root = error.__cause__ if isinstance(error, ActorFailed) else error
     is_typed = isinstance(root, af.ActorflowError) and not isinstance(root, af.InternalError)
-    if is_run and isinstance(root, IndexError) and isinstance(error, ActorFailed):
+    if is_run and isinstance(root, _OF_VALUES) and isinstance(error, ActorFailed):
         is_typed = True
     if is_typed:
         if HERE.search(str(error)) or isinstance(error, af.OutOfMemory):  # which names the tensor

@@ -5,7 +5,21 @@
 
 from __future__ import annotations
 
-from rows import bert, gpt, gpt2, gpt2_block, lenet, lstm, mlp, resnet, tiny, wide_deep
+from rows import (
+    bert,
+    dlrm,
+    gpt,
+    gpt2,
+    gpt2_block,
+    lenet,
+    lstm,
+    mlp,
+    resnet,
+    tiny,
+    unet,
+    vit,
+    wide_deep,
+)
 from rows.row import Row
 
 _GPT = {row.name: row for row in gpt.ROWS}
@@ -19,10 +33,15 @@ ALL_ROWS: tuple[Row, ...] = (
     *bert.HOST_ROWS,
     *gpt2_block.ROWS,
     *wide_deep.ROWS,
+    *dlrm.ROWS,
     *lstm.ROWS,
-    _GPT["inference"],
     *lenet.ROWS,
     *resnet.ROWS,
+    *unet.ROWS,
+    *vit.ROWS,
+    *mlp.INFERENCE,
+    _GPT["inference"],
+    *resnet.INFERENCE,
 )
 
 GPU_ROWS: tuple[Row, ...] = (*gpt2.ROWS, *bert.GPU_ROWS, *resnet.GPU_ROWS)

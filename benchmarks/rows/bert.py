@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from rows.gpt import block_weights
-from rows.row import NUM_BATCHES, Arrays, Optimizer, Row, normal
+from rows.row import BOTH, NUM_BATCHES, Arrays, Optimizer, Row, normal
 
 SIZES = {"layers": 12, "width": 768, "heads": 12, "seq": 128, "batch": 64, "vocab": 30_592}
 ON_HOST = SIZES | {"batch": 8}
@@ -54,14 +54,14 @@ def batches(sizes: dict[str, int]) -> list[Arrays]:
     return examples
 
 
-def bert_row(name: str, sizes: dict[str, int], precision: str = "bf16") -> Row:
+def bert_row(name: str, sizes: dict[str, int], precisions: tuple[str, ...] = ("bf16",)) -> Row:
     """Return a row of this model at some sizes."""
     items = sizes["batch"]
     data = partial(weights, sizes), partial(batches, sizes)
     return Row(
-        name, "bert", sizes, Optimizer("adamw", 1e-4, 0.01), items, "texts", *data, (precision,)
+        name, "bert", sizes, Optimizer("adamw", 1e-4, 0.01), items, "texts", *data, precisions
     )
 
 
-HOST_ROWS = (bert_row("bert", ON_HOST, "fp32"),)
+HOST_ROWS = (bert_row("bert", ON_HOST, BOTH),)
 GPU_ROWS = (bert_row("bert-base", SIZES),)

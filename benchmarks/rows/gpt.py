@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from rows.row import NUM_BATCHES, Arrays, Optimizer, Row, normal
+from rows.row import BOTH, NUM_BATCHES, Arrays, Optimizer, Row, normal
 
 CHAR = {"layers": 2, "width": 128, "heads": 4, "seq": 64, "batch": 32, "vocab": 128}
 FULL = {"layers": 6, "width": 384, "heads": 6, "seq": 256, "batch": 8, "vocab": 65}
@@ -60,15 +60,15 @@ def batches(sizes: dict[str, int]) -> list[Arrays]:
     return texts
 
 
-def _row(name: str, sizes: dict[str, int], optimizer: Optimizer, *precisions: str) -> Row:
+def _row(name: str, sizes: dict[str, int], optimizer: Optimizer) -> Row:
     items = sizes["batch"] * sizes["seq"]
     data = partial(weights, sizes), partial(batches, sizes)
-    return Row(name, "gpt", sizes, optimizer, items, "tokens", *data, precisions or ("fp32",))
+    return Row(name, "gpt", sizes, optimizer, items, "tokens", *data, BOTH)
 
 
 ROWS = (
     _row("char-gpt", CHAR, Optimizer("adamw", 1e-3, 0.01)),
-    _row("gpt", FULL, Optimizer("adamw", 3e-4, 0.01), "fp32", "bf16"),
+    _row("gpt", FULL, Optimizer("adamw", 3e-4, 0.01)),
     _row("gpt-vocab", VOCAB, Optimizer("adamw", 3e-4, 0.01)),
     _row("inference", ONE, Optimizer("none")),
 )

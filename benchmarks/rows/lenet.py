@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rows.row import Arrays, Optimizer, Row, normal, pictures
+from rows.row import BOTH, Arrays, Optimizer, Row, normal, pictures
 
 BATCH, CLASSES = 64, 10
 SHAPES = {
@@ -29,4 +29,6 @@ def batches() -> list[Arrays]:
     return pictures(BATCH, 1, 28, CLASSES)
 
 
-ROWS = (Row("lenet", "lenet", {}, Optimizer("adamw", 1e-3), BATCH, "pictures", weights, batches),)
+ROWS = (
+    Row("lenet", "lenet", {}, Optimizer("adamw", 1e-3), BATCH, "pictures", weights, batches, BOTH),
+)

@@ -1,14 +1,15 @@
-"""An MLP 784-1024-1024-10 with relu under Adam, batch 128."""
+"""An MLP 784-1024-1024-10 with relu under Adam, batch 128, and an inference of one sample."""
 
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import numpy as np
 
-from rows.row import NUM_BATCHES, Arrays, Optimizer, Row, normal
+from rows.row import BOTH, NUM_BATCHES, Arrays, Optimizer, Row, normal
 
-WIDTHS, BATCH = (784, 1024, 1024, 10), 128
+WIDTHS = (784, 1024, 1024, 10)
 
 
 def weights() -> Arrays:
@@ -20,27 +21,21 @@ def weights() -> Arrays:
     return arrays
 
 
-def batches() -> list[Arrays]:
+def batches(batch: int) -> list[Arrays]:
     rng = np.random.default_rng(2)
     return [
         {
-            "x": normal(rng, BATCH, WIDTHS[0], std=1.0),
-            "y": rng.integers(0, WIDTHS[-1], BATCH, np.int32),
+            "x": normal(rng, batch, WIDTHS[0], std=1.0),
+            "y": rng.integers(0, WIDTHS[-1], batch, np.int32),
         }
         for _ in range(NUM_BATCHES)
     ]
 
 
-ROWS = (
-    Row(
-        "mlp",
-        "mlp",
-        {"layers": len(WIDTHS) - 1},
-        Optimizer("adamw", 1e-3),
-        BATCH,
-        "samples",
-        weights,
-        batches,
-        ("fp32", "bf16"),
-    ),
-)
+def _row(name: str, batch: int, optimizer: Optimizer) -> Row:
+    sizes, data = {"layers": len(WIDTHS) - 1}, (weights, partial(batches, batch))
+    return Row(name, "mlp", sizes, optimizer, batch, "samples", *data, BOTH)
+
+
+ROWS = (_row("mlp", 128, Optimizer("adamw", 1e-3)),)
+INFERENCE = (_row("mlp-inference", 1, Optimizer("none")),)

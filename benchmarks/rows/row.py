@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,10 @@ import numpy as np
 Arrays = dict[str, np.ndarray]
 NUM_BATCHES = 4
 """Batches that are made; the steps go round them, so that a loss shows what was learned of one."""
+
+
+BOTH = ("fp32", "bf16")
+"""Precisions of a row that is mostly products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +59,16 @@ class Row:
 
 
 def normal(rng: np.random.Generator, *shape: int, std: float = 0.02) -> np.ndarray:
-    """Return normal float32 values."""
-    return rng.standard_normal(shape, np.float32) * np.float32(std)
+    """Return normal float32 values, which begin where a line of the cache does.
+
+    So do weights that an engine allocates itself; those that numpy does begin 16 bytes after one.
+    """
+    size = 4 * math.prod(shape)
+    block = np.empty(size + 64, np.uint8)
+    begin = -block.ctypes.data % 64
+    values = block[begin : begin + size].view(np.float32).reshape(shape)
+    np.multiply(rng.standard_normal(shape, np.float32), np.float32(std), out=values)
+    return values
 
 
 def pictures(batch: int, channels: int, size: int, classes: int) -> list[Arrays]:
@@ -82,4 +95,9 @@ def is_linear(name: str, array: np.ndarray) -> bool:
 
 def is_table(name: str) -> bool:
     """Whether an array is an embedding, of which a step reads a few rows, by its name."""
-    return name.startswith(("emb.", "pos.", "segment.", "tables."))
+    return name.startswith(("emb.", "pos.", "segment.")) or is_sparse(name)
+
+
+def is_sparse(name: str) -> bool:
+    """Whether an array is a table whose rows alone are changed, those that a step reads."""
+    return name.startswith(("tables.", "emb_l."))

@@ -15,12 +15,14 @@ launch moves between them, and `rank_plans` who meets whom.
     codec        dataclasses as msgpack or JSON and back, by type and with bounds
     files        the one door to files in folders that others may write
     probe        names of outputs that a run shows or checks
+    statistic    names of outputs that values of several batches follow from
     program      a fused program: its form, its rules, its functions in numpy
     spaces       where elements are in a program's rows and columns, and in windows
     region       steps over chunks of rows
     sbp          split, broadcast, partial; which slice is whose part
     collective   what a launch of a COMM actor moves between ranks
     rank_plans   the plans of all ranks, and the meetings of their COMM actors
+    html_table   a value as a table in a notebook
     accounting   what the bytes of an arena are there for
 
 It may import `memory` and nothing else of ours; every room of the floors above may import it, and

@@ -125,11 +125,14 @@ def create_regular(path: StrPath, mode: int = 0o666) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
 
-def replace_regular(path: StrPath, content: bytes, *, is_shared: bool = False) -> None:
+def replace_regular(
+    path: StrPath, content: bytes, *, is_shared: bool = False, mode: int = 0o666
+) -> None:
     """Replace whatever has a name by a file with this content: no reader sees half of it.
 
-    Until the rename it is `<name>.partial`. Where several processes may replace the same file, as
-    in a cache (`is_shared`), each writes under a name of its own, for this user alone.
+    Until the rename it is `<name>.partial`. Where several processes may replace the same file at
+    the same time, as in a cache (`is_shared`), each writes under a name of its own. `mode` is that
+    of a new file, less the umask.
 
     Raises:
         OSError: the folder cannot be written; nothing of ours is left in it then.
@@ -141,7 +144,7 @@ def replace_regular(path: StrPath, content: bytes, *, is_shared: bool = False) -
         with suppress(FileNotFoundError):  # of a writer that was killed, or somebody's trap
             # Removed, not opened: O_EXCL below then never writes through somebody's link.
             os.unlink(temporary)
-    fd = create_regular(temporary, 0o600 if is_shared else 0o666)
+    fd = create_regular(temporary, mode)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(content)

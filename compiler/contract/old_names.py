@@ -11,10 +11,12 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -44,14 +46,20 @@ NAMES: Mapping[tuple[str, str], str] = MappingProxyType(
 """Names of modules that are packages now: (package, name) and the module that has it."""
 
 
-class OldNames(MetaPathFinder, Loader):
-    """Finds the modules of `MODULES`, and loads them as views of the new ones."""
+class OldNames:
+    """Finds the modules of `MODULES`, and loads them as views of the new ones.
+
+    A finder and a loader by their methods: the classes of `importlib.abc` take 5 ms to import.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return a spec for an old name, None for all others."""
-        return ModuleSpec(fullname, self) if fullname in MODULES else None
+        return ModuleSpec(fullname, cast("Loader", self)) if fullname in MODULES else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leave it to the import system."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Warn where the import stands, and let the module look its attributes up."""

@@ -29,6 +29,7 @@ from compiler.contract.codec import (
 )
 from compiler.contract.errors import InternalError, PlanFormatError
 from compiler.contract.files import read_regular, user_path
+from compiler.contract.html_table import html_table
 from compiler.contract.placement import Hosts, Mesh, hosts_of, mesh_of
 from compiler.contract.plan_tables import (
     PORTED,
@@ -102,6 +103,26 @@ class Plan:
     )
     """What `proof`s returned for this plan. No part of its value, nor of its file."""
 
+    def __repr__(self) -> str:
+        """Name it in a line; all of a plan fills pages, which `actorflow plan` shows."""
+        launches = sum([len(actor.launches) for actor in self.actors])
+        size = sum([arena.size_bytes for arena in self.arenas])
+        where = ", ".join(dict.fromkeys([str(arena.device) for arena in self.arenas]))
+        return (
+            f"Plan({self.name!r} {self.graph_hash[:12]} on {where}: {len(self.actors)} actors,"
+            f" {launches} launches, {size:,} bytes)"
+        )
+
+    def _repr_html_(self) -> str:
+        rows: dict[str, object] = {
+            "actors": len(self.actors),
+            "launches a step": sum([len(actor.launches) for actor in self.actors]),
+        }
+        for arena in self.arenas:
+            rows[f"memory of {arena.place}"] = f"{arena.size_bytes:,} bytes"
+        rows |= {"ranks": self.mesh.num_ranks, "graph": self.graph_hash[:12]}
+        return html_table(f"Plan {self.name}", rows)
+
     def to_bytes(self) -> bytes:
         """Serialise. Equal plans give equal bytes."""
         body = to_msgpack(to_row(self))
@@ -166,7 +187,11 @@ class Plan:
 
     def option(self, name: str, default: PlainValue = None) -> PlainValue:
         """Return a compile option recorded in the plan."""
-        return dict(self.options).get(name, default)
+        # Asked once per step: a dict made for it would take as long as some launches.
+        for key, value in self.options:
+            if key == name:
+                return value
+        return default
 
     def int_option(self, name: str, default: int) -> int:
         """Return a compile option that is a number."""
@@ -325,6 +350,7 @@ MAX_STREAMS = 256
 _EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
 
 
+@proof
 def check_references(plan: Plan) -> None:
     """Check a plan. Raises InternalError naming the row. O(size of the plan)."""
     for inner in sub_plans(plan):

@@ -129,8 +129,9 @@ class TensorType:
         # The product may be 0 though one extent is far too large: both are looked at.
         if not self.shape:
             return True
-        largest = max(*self.shape, self.num_elements)
-        return min(self.shape) >= 0 and largest <= MOST_ELEMENTS
+        least = min(self.shape)
+        largest = self.num_elements if least > 0 else max(self.shape)
+        return least >= 0 and largest <= MOST_ELEMENTS
 
     @property
     def size_bytes(self) -> int:

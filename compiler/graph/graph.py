@@ -14,13 +14,14 @@ columns whose cells emit nodes, `gradient` and `simplify`, are declared here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from compiler.contract.attrs import NO_ATTRS, Attrs, AttrValue
 from compiler.contract.errors import CompileError
+from compiler.contract.html_table import html_table
 from compiler.contract.types import MOST_ELEMENTS, Phase, TensorType, ValueId
 from compiler.graph.registry import (
     Op,
@@ -100,9 +101,12 @@ class Node:
     @property
     def writes(self) -> tuple[tuple[int, int], ...]:
         """The pairs (output, input) of its op's column `writes` that it has."""
+        pairs = input_output_aliases.get(self.op)
+        if not pairs:
+            return pairs
         # Operands may be optional: a pair counts where the node has both ends.
-        pairs, n_out, n_in = input_output_aliases.get(self.op), len(self.outputs), len(self.inputs)
-        return tuple([p for p in pairs if p[0] < n_out and p[1] < n_in]) if pairs else pairs
+        n_out, n_in = len(self.outputs), len(self.inputs)
+        return tuple([p for p in pairs if p[0] < n_out and p[1] < n_in])
 
     def with_values(self, inputs: tuple[ValueId, ...], outputs: tuple[ValueId, ...]) -> Node:
         """Return the node with other inputs and outputs; a fifth of the time of `replace`."""
@@ -112,10 +116,15 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A value the job returns at every step: a metric or a prediction."""
+    """A value the job returns at every step: a metric or a prediction.
+
+    `source` is the user's line of an output that has one of its own. The node that makes the value
+    is no witness of it: fused with others it has one line for all. None is the line of the node.
+    """
 
     name: str
     value: ValueId
+    source: SourceLocation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +157,18 @@ class Accumulation:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """At the end of the step the storage of `variable` holds `value`."""
+    """At the end of the step the storage of `variable` holds `value`.
+
+    That of itself writes nothing: it keeps a variable in the graph that no node may read.
+    """
 
     variable: ValueId
     value: ValueId
+
+    @property
+    def is_of_itself(self) -> bool:
+        """Whether it writes nothing."""
+        return self.variable == self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +194,15 @@ class Graph:
     )
     """What a traced job's checks call, by the number of their probe: the user's code, no value."""
 
+    def __repr__(self) -> str:
+        """Name its size and outputs; ACTORFLOW_DUMP writes a line for each node."""
+        named = ", ".join([f"{o.name}: {self.types[o.value]}" for o in self.outputs])
+        return f"Graph({len(self.nodes)} nodes -> {named or 'no output'})"
+
+    def _repr_html_(self) -> str:
+        rows = {"nodes": len(self.nodes)}
+        return html_table("Graph", rows | {o.name: self.types[o.value] for o in self.outputs})
+
     @cached_analysis
     def producers(self) -> tuple[int, ...]:
         """Return, per value, the index of the node that produces it (-1 for unused ids)."""
@@ -193,7 +219,9 @@ class Graph:
 
     def effects(self) -> tuple[ValueId, ...]:
         """Return what nodes make that do something beyond it."""
-        return tuple([v for n in self.nodes if has_effect.get(n.op) for v in n.outputs])
+        # A column is asked once per op: nodes are a hundred times as many.
+        ops = {op for op in {node.op for node in self.nodes} if has_effect.get(op)}
+        return tuple([v for n in self.nodes if n.op in ops for v in n.outputs]) if ops else ()
 
     @cached_analysis
     def roots(self) -> tuple[ValueId, ...]:
@@ -213,8 +241,9 @@ def consumers(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Return, per value, the indices of the nodes that read it, in order."""
     column: list[list[int]] = [[] for _ in graph.types]
     for index, node in enumerate(graph.nodes):
+        inputs = node.inputs
         # A node that reads a value twice is one reader.
-        for value in dict.fromkeys(node.inputs):
+        for value in inputs if len(inputs) < 2 else dict.fromkeys(inputs):
             column[value].append(index)
     return tuple([tuple(readers) for readers in column])
 
@@ -268,6 +297,26 @@ def reachable(successors: Sequence[Sequence[int]], starts: Iterable[int]) -> set
     return reached
 
 
+Place = tuple[str, SourceLocation, Phase, int, int]
+"""What a builder gives a node beside op and operands: scope, source, phase, device and stage."""
+
+
+class _PlacedInside:
+    """Gives a builder a place until it is left; a generator would take three times as long."""
+
+    __slots__ = ("_builder", "_place", "_saved")
+
+    def __init__(self, builder: GraphBuilder, place: Place) -> None:
+        self._builder = builder
+        self._place = place
+
+    def __enter__(self) -> None:
+        self._saved, self._builder.place = self._builder.place, self._place
+
+    def __exit__(self, *error: object) -> None:
+        self._builder.place = self._saved
+
+
 class GraphBuilder:
     """Grow a graph node by node; types are inferred, and errors carry op and user line.
 
@@ -282,13 +331,8 @@ class GraphBuilder:
         self.updates: list[UpdateRule] = []
         self.writes: list[Write] = []
         self.accumulation: Accumulation | None = None
-        self._scope = ""
-        self._source = UNKNOWN_SOURCE
-        self._phase = Phase.FORWARD
-        self._device = 0
-        self.stage = UNSTAGED
+        self.place: Place = ("", UNKNOWN_SOURCE, Phase.FORWARD, 0, UNSTAGED)
 
-    @contextmanager
     def at(
         self,
         scope: str,
@@ -296,28 +340,24 @@ class GraphBuilder:
         phase: Phase = Phase.FORWARD,
         device: int = 0,
         stage: int = UNSTAGED,
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Give all nodes emitted inside this scope, source, phase, device and stage."""
-        saved = self._scope, self._source, self._phase, self._device, self.stage
-        self._scope, self._source, self._phase = scope, source, phase
-        self._device, self.stage = device, stage
-        try:
-            yield
-        finally:
-            self._scope, self._source, self._phase, self._device, self.stage = saved
+        return _PlacedInside(self, (scope, source, phase, device, stage))
 
     def like_node(self, node: Node, phase: Phase | None = None) -> AbstractContextManager[None]:
         """Give all nodes emitted inside what a node has, perhaps in another phase."""
-        return self.at(node.scope, node.source, phase or node.phase, node.device, node.stage)
+        place = node.scope, node.source, phase or node.phase, node.device, node.stage
+        return _PlacedInside(self, place)
 
-    @contextmanager
-    def on(self, device: int) -> Iterator[None]:
+    def on(self, device: int) -> AbstractContextManager[None]:
         """Give all nodes emitted inside this device, and scope, source and phase as they are."""
-        saved, self._device = self._device, device
-        try:
-            yield
-        finally:
-            self._device = saved
+        scope, source, phase, _, stage = self.place
+        return _PlacedInside(self, (scope, source, phase, device, stage))
+
+    @property
+    def stage(self) -> int:
+        """The stage that nodes are given."""
+        return self.place[-1]
 
     def emit(
         self, op: Op, inputs: Sequence[ValueId], attrs: Attrs | Mapping[str, AttrValue] = NO_ATTRS
@@ -330,19 +370,20 @@ class GraphBuilder:
         except OpTypeError as error:
             operands = ", ".join(map(str, input_types))
             raise CompileError(
-                f"{self._source}: {op}({operands}){_in_scope(self._scope)}: {error}"
+                f"{self.place[1]}: {op}({operands}){_in_scope(self.place[0])}: {error}"
             ) from error.__cause__
+        scope, source, phase, device, stage = self.place
         for out in output_types:
             if not out.is_possible:
                 raise CompileError(
-                    f"{self._source}: {op}{_in_scope(self._scope)} would make {out}: extents are 0"
-                    f" or more, and a tensor has at most {MOST_ELEMENTS:,} elements"
+                    f"{source}: {op}{_in_scope(scope)} would make {out}: extents are 0 or more,"
+                    f" and a tensor has at most {MOST_ELEMENTS:,} elements"
                 )
         outputs = numbers(len(self.types), len(output_types))
         self.types.extend(output_types)
         self._producers.extend([len(self.nodes)] * len(output_types))
-        place = self._scope, self._source, self._phase, (), self._device, self.stage
-        self.nodes.append(Node(op, tuple(inputs), outputs, frozen, *place))
+        node = Node(op, tuple(inputs), outputs, frozen, scope, source, phase, (), device, stage)
+        self.nodes.append(node)
         return outputs
 
     def copy(
@@ -408,7 +449,7 @@ class GraphBuilder:
 
         For passes that copy its nodes one by one; `new_id` has the value here of each value there.
         """
-        self.outputs = [Output(o.name, new_id[o.value]) for o in graph.outputs]
+        self.outputs = [replace(o, value=new_id[o.value]) for o in graph.outputs]
         self.updates = [
             replace(
                 u,
@@ -446,7 +487,8 @@ def new_value(types: list[TensorType], type_: TensorType) -> ValueId:
 def numbers(first: int, count: int) -> tuple[ValueId, ...]:
     """Return the next values."""
     # A `ValueId` is an int at run time: the range makes all of them without a call for each.
-    return tuple(cast("Iterator[ValueId]", range(first, first + count)))
+    values: Any = range(first, first + count)
+    return tuple(values)
 
 
 def _in_scope(scope: str) -> str:
@@ -467,12 +509,13 @@ def prune(graph: Graph) -> Graph:
     # This builder is only frozen, so its column of producers stays empty.
     b = GraphBuilder()
     types, nodes = b.types, b.nodes
+    old_types = graph.types
     for node in needed:
         inputs = tuple([new_id[v] for v in node.inputs])
         outputs = numbers(len(types), len(node.outputs))
         for value, new in zip(node.outputs, outputs, strict=True):
             new_id[value] = new
-            types.append(graph.types[value])
+            types.append(old_types[value])
         is_same = inputs == node.inputs and outputs == node.outputs
         nodes.append(node if is_same else node.with_values(inputs, outputs))
     return b.freeze_as(graph, new_id)

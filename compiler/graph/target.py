@@ -316,9 +316,12 @@ GOOD_STEPS = "loss_scale/good_steps"
 GRAD_NORM = "grad_norm"
 """The norm of the gradients of a step, before they are clipped: an output."""
 
+LEARNING_RATE = "lr"
+"""The learning rate of a step, where it is asked for: an output."""
+
 _IF_GIVEN = (
     "waits_for_listener", "gpu", "deterministic", "clip_norm", "clip_value", "losses", "mesh",
-    "hosts", "zero", "debug",
+    "hosts", "zero", "debug", "shown",
 )  # fmt: skip
 """Options that are recorded only where they are given, as most plans have none."""
 
@@ -356,7 +359,8 @@ class CompileOptions:
 
     `snapshot_every`: steps between two snapshots of the variables for the checkpoint writer.
     `snapshot_seconds`: the same by time; lowering turns it into steps by the estimated duration of
-    one, four snapshots to a period, so that the writer finds one soon after it is due. Both 0: no
+    one, four snapshots to a period, so that the writer finds one soon after it is due. With both
+    there are snapshots by time, some of them after the multiples of the steps. Both 0: no
     snapshots. `is_training`: whether the graph has an objective. `accumulate`: batches of a step,
     as the graph says too. `metrics_every`: steps whose outputs reach the metrics sink in one
     firing; with `waits_for_listener` no step begins before the sink has handed them on.
@@ -377,7 +381,8 @@ class CompileOptions:
     `losses`: the outputs that gradients are of, where they are not just "loss".
     `skips_broken_steps`: whether a step whose loss or gradients are not finite changes nothing but
     the counters. `debug`: what ends a run that meets it, "nan" or "inf", so that the plan shows the
-    range of every value; "" for a plan that does not. `gpu`: what a CUDA device is planned as, and
+    range of every value; "" for a plan that does not. `shown`: patterns of the ops whose operands
+    and results such a plan shows whole. `gpu`: what a CUDA device is planned as, and
     `deterministic`: whether libraries choose by a fixed rule there; both are recorded only where
     they are given. `verify`: run the graph verifier between passes.
     """
@@ -406,6 +411,7 @@ class CompileOptions:
     losses: tuple[str, ...] = ()
     skips_broken_steps: bool = False
     debug: str = ""
+    shown: tuple[str, ...] = ()
     gpu: str = ""
     deterministic: bool = False
     verify: bool = False

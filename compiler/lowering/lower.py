@@ -282,7 +282,8 @@ def place_outputs(chains: ChainActors, name: str, rate: int) -> dict[int, Regist
     A sink will consume those of `rate` batches per firing.
     """
     program = chains.program
-    producers = program.graph.producers()
+    nodes, producers = program.graph.nodes, program.graph.producers()
+    lines = {o.value: o.source or nodes[producers[o.value]].source for o in program.graph.outputs}
     by_chain: dict[int, list[tuple[str, ValueId]]] = {}
     for output in program.graph.outputs:
         chain = program.maker[output.value]
@@ -306,8 +307,7 @@ def place_outputs(chains: ChainActors, name: str, rate: int) -> dict[int, Regist
         )
         registers[chain] = register
         for (label, value), offset in zip(items, offsets, strict=True):
-            source = program.graph.nodes[producers[value]].source
-            chains.add_field(label, value, (register, offset), source)
+            chains.add_field(label, value, (register, offset), lines[value])
         chains.actors.produce(chains.numbers[chain], register)
         for _, value in items:
             # A chain that reads an output finds it in this register: the value has no other.

@@ -27,7 +27,7 @@ from compiler.graph.target import CallOperand, CompileOptions, Hardware, KernelC
 from compiler.lowering.chain_actors import ChainActors
 from compiler.lowering.chains import COMPUTE, StreamKey
 from compiler.lowering.plan_builder import PlanBuilder
-from compiler.ops.primitives.sources import CONSTANT, UNSAVED, VARIABLE, declared_part
+from compiler.ops.primitives.sources import CONSTANT, NUMBERS, UNSAVED, VARIABLE, declared_part
 from compiler.ops.primitives.transfer import COPY_BLOCK, value_device
 from compiler.storage.storage import dense_layout
 
@@ -45,13 +45,15 @@ class StateRegisters:
 
         The program that comes first is the one that steps; another one reads between its steps.
         What a snapshot copies comes first: registers that live as long lie in this order, and
-        neighbours are copied as one.
+        neighbours are copied as one. Constants come last, and the numbers of rows: so the variables
+        lie alike in the plans of a job for batches of several shapes, which can be open on one
+        memory.
         """
         graph = chains.program.graph
-        written = {w.variable: w.value for w in graph.writes}
+        written = {w.variable: w.value for w in graph.writes if not w.is_of_itself}
         homeless = [node for node in graph.nodes if node.op in (VARIABLE, CONSTANT)]
-        # Stable: False sorts first, so kept variables stand before the others, each in graph order.
-        for node in sorted(homeless, key=lambda node: not is_kept(node)):
+        # Stable: False sorts first, so each kind stands in graph order.
+        for node in sorted(homeless, key=lambda node: (not is_kept(node), _is_of_shapes(node))):
             value = node.outputs[0]
             if node.op is VARIABLE:
                 chains.home[value] = (self._variable(chains, node, written.get(value)), 0)
@@ -103,6 +105,11 @@ class StateRegisters:
         return register
 
 
+def _is_of_shapes(node: Node) -> bool:
+    """Whether a node is a constant or numbers of rows, which follow from the shapes of a batch."""
+    return node.op is CONSTANT or node.attrs.str_("role") == NUMBERS
+
+
 def is_kept(node: Node) -> bool:
     """Whether a node is a variable that means something of its own between two steps."""
     return node.op is VARIABLE and node.attrs.str_("role") not in UNSAVED
@@ -131,13 +138,14 @@ after the same steps. One in four costs little, and a period of some steps is ke
 
 def snapshot_rate(options: CompileOptions, step_ns: float) -> int:
     """Return the steps per snapshot; 0 for a plan without snapshots."""
-    if options.snapshot_every or not options.snapshot_seconds:
-        return options.snapshot_every
-    if options.mesh:
-        return SHARED_SNAPSHOT_RATE
+    every = options.snapshot_every
+    if not options.snapshot_seconds:
+        return every
     # Seconds to ns. One step at least, so that the rate is never 0.
     steps = options.snapshot_seconds * 1e9 / max(step_ns, 1.0)
-    return int(min(max(steps / SNAPSHOTS_PER_PERIOD, 1), MAX_SNAPSHOT_RATE))
+    rate = int(min(max(steps / SNAPSHOTS_PER_PERIOD, 1), MAX_SNAPSHOT_RATE))
+    rate = SHARED_SNAPSHOT_RATE if options.mesh else rate
+    return max([n for n in range(1, rate + 1) if every % n == 0]) if every else rate
 
 
 @dataclass(frozen=True, slots=True)

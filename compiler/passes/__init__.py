@@ -8,6 +8,7 @@ devices (`Hardware`) or the job's options say. In the order in which a graph mee
     simplify        exact cleanup, attention by the block, scans without unread parts
     batches         buffers from batch to batch, two rates, owned outputs, copies at the ports
     autodiff        gradients, and all that stands between a gradient and its update
+    assign_rows     rows that a buffer is assigned, written where it lies
     precision       16-bit floats where products read them
     value_ranges    the range of every value, for `debug=`
     place           a device for every node, and the copies between devices

@@ -7,7 +7,9 @@ averages, clipping, the loss scale, steps that are skipped, updates of rows, upd
 Each rule is of one objective: what another one would add to a gradient is never made. All gradients
 are taken at the variables as they are before the step. A step of several batches divides an
 objective's own gradient by their number, adds the gradients of each up in scratch variables, and
-updates from those. The graph is of whole tensors; `compiler.sbp.distribute` cuts it for ranks.
+updates from those. An objective that is a mean by weight (`compiler.ops.families.weights`) has the
+gradient of each batch multiplied by its weight, and their sum divided by that of the weights. The
+graph is of whole tensors; `compiler.sbp.distribute` cuts it for ranks.
 
 Guarantees of `differentiate`: no update rule is left; each written variable has one write.
 """
@@ -17,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from compiler.contract.errors import CompileError
+from compiler.contract.errors import CompileError, InternalError
 from compiler.contract.program import GRADIENT
 from compiler.contract.types import DType, Phase, ValueId
 from compiler.graph.graph import (
@@ -45,8 +47,9 @@ from compiler.ops.families.updates import (
     ends_step,
     is_update,
 )
+from compiler.ops.families.weights import WEIGHTED_MEAN, BatchWeight, weight_of
 from compiler.ops.language.define import keeps_rows, stages, update
-from compiler.ops.primitives.shape import RESHAPE, TRANSPOSE, cast_to
+from compiler.ops.primitives.shape import COPY, RESHAPE, TRANSPOSE, cast_to
 from compiler.ops.primitives.sources import SCRATCH, VARIABLE, scalar
 from compiler.passes import simplify
 from compiler.sbp.stages import over_stages, stages_of
@@ -61,10 +64,17 @@ def differentiate(graph: Graph) -> Graph:
         return graph
     b = GraphBuilder.continuing(graph)
     gradients: dict[ValueId, ValueId] = {}
+    inverses: dict[ValueId, ValueId] = {}
     for objective in graph.objectives():
-        gradients |= _differentiate(b, graph, objective)
+        weight = None if graph.accumulation is None else weight_of(graph, objective)
+        seed = _seed(b, objective, weight)
+        variables = tuple([rule.variable for rule in graph.updates if rule.objective == objective])
+        gradients |= emit_gradients(b, {objective: seed}, variables)
+        if weight is not None:
+            inverses[objective] = _inverse(b, objective, weight, len(inverses))
     for rule in graph.updates:
-        _emit_update(b, rule, gradients.get(rule.variable))
+        inverse = None if rule.objective is None else inverses.get(rule.objective)
+        _emit_update(b, rule, gradients.get(rule.variable), inverse)
     if graph.accumulation is not None:
         batch = graph.accumulation.batch
         counter = b.producer_of(batch)
@@ -74,16 +84,50 @@ def differentiate(graph: Graph) -> Graph:
     return b.freeze()
 
 
-def _differentiate(b: GraphBuilder, graph: Graph, objective: ValueId) -> dict[ValueId, ValueId]:
-    variables = tuple([rule.variable for rule in graph.updates if rule.objective == objective])
-    # The seed carries the mean over batches, so that sums of gradients need no division.
-    share = 1.0 if graph.accumulation is None else 1.0 / graph.accumulation.every
+def _seed(b: GraphBuilder, objective: ValueId, weight: BatchWeight | None) -> ValueId:
+    """Emit the share of a batch in the objective of its step.
+
+    Equal shares of all batches need no division of the sum of gradients. Shares by weight do, for
+    their sum is known after the last batch. A weight is divided by its largest value at once: so no
+    gradient outgrows a narrow type, and where all counts the bits are those of equal shares.
+    """
+    dtype = b.type_of(objective).dtype
     with b.like_node(b.producer_of(objective), Phase.BACKWARD):
-        seed = scalar(b, share, b.type_of(objective).dtype)
-    return emit_gradients(b, {objective: seed}, variables)
+        share = scalar(b, 1.0 if b.accumulation is None else 1.0 / b.accumulation.every, dtype)
+        if weight is None:
+            return share
+        count = scalar(b, float(weight.count), dtype)
+        return b.emit_one(MUL, b.emit_one(DIV, cast_to(b, weight.value, dtype), count), share)
 
 
-def _emit_update(b: GraphBuilder, rule: UpdateRule, grad: ValueId | None) -> None:
+def _inverse(b: GraphBuilder, objective: ValueId, weight: BatchWeight, number: int) -> ValueId:
+    """Emit what the sums of gradients by weight are multiplied with."""
+    maker, dtype = b.producer_of(objective), b.type_of(objective).dtype
+    every = 1 if b.accumulation is None else b.accumulation.every
+    at = ("optimizer", maker.source, Phase.UPDATE, maker.device)
+    with b.at(*at, maker.stage):
+        # No parameter can have this name, whose layout on ranks a sum over batches would take.
+        total = _variable(b, f"sum/weights of objective {number}", SCRATCH, dtype)
+        # The weight and not the share, which a kernel of wide values would have to return, too.
+        of_step = _accumulated(b, total, cast_to(b, weight.value, dtype))
+    with b.at(*at):
+        whole = over_stages(b, COPY, [(of_step, maker.stage)], "sum", dtype)
+        most = scalar(b, float(every * weight.count), dtype)
+        return b.emit_one(WEIGHTED_MEAN, most, whole, count=1)  # finite where nothing counts
+
+
+def _accumulated(b: GraphBuilder, total: ValueId, value: ValueId) -> ValueId:
+    """Emit the sum of a value over the batches of a step, in a scratch variable."""
+    if b.accumulation is None:
+        raise InternalError("a step of one batch has no sum over batches")
+    of_step = b.emit_one(ACCUMULATE, total, value, b.accumulation.batch, every=b.accumulation.every)
+    b.writes.append(Write(total, of_step))
+    return of_step
+
+
+def _emit_update(
+    b: GraphBuilder, rule: UpdateRule, grad: ValueId | None, inverse: ValueId | None
+) -> None:
     variable = b.producer_of(rule.variable)
     if grad is None:
         raise CompileError(
@@ -93,6 +137,7 @@ def _emit_update(b: GraphBuilder, rule: UpdateRule, grad: ValueId | None) -> Non
         )
     with b.at("optimizer", variable.source, Phase.UPDATE, variable.device):
         grad = _collect(b, variable, grad)
+        grad = grad if inverse is None else _times(b, grad, inverse)
         inputs = (rule.variable, grad, *rule.state, *rule.scalars)
         outputs = b.emit(rule.op, inputs, rule.attrs)
     # The update writes over the variable and its state: each pair is a write at the end of the
@@ -114,10 +159,7 @@ def _collect(b: GraphBuilder, variable: Node, grad: ValueId) -> ValueId:
         role=SCRATCH,
         init=(("kind", "zeros"),),
     )
-    every, batch = b.accumulation.every, b.accumulation.batch
-    grad = b.emit_one(ACCUMULATE, total, grad, batch, every=every)
-    b.writes.append(Write(total, grad))
-    return grad
+    return _accumulated(b, total, grad)
 
 
 # Let averages of parameters read what the updates of a step make of them.
@@ -400,12 +442,11 @@ def _untransposed(b: GraphBuilder, value: ValueId) -> ValueId:
 
 def _loss_of_step(b: GraphBuilder, output: Output) -> ValueId:
     """Return what is finite if the losses of all batches of a step are."""
-    loss, steps = output.value, b.accumulation
-    if steps is not None:
+    loss = output.value
+    if b.accumulation is not None:
         with b.on(b.producer_of(loss).device):
-            of_step = _variable(b, f"sum/{output.name}", SCRATCH, b.type_of(loss).dtype)
-            loss = b.emit_one(ACCUMULATE, of_step, loss, steps.batch, every=steps.every)
-        b.writes.append(Write(of_step, loss))
+            total = _variable(b, f"sum/{output.name}", SCRATCH, b.type_of(loss).dtype)
+            loss = _accumulated(b, total, loss)
     return loss
 
 

@@ -108,13 +108,13 @@ class _Feeding:
         for output in graph.outputs:
             device, value = place[output.value], self._now(output.value)
             if self._is_host[device]:
-                outputs.append(Output(output.name, value))
+                outputs.append(replace(output, value=value))
                 continue
             maker = graph.nodes[graph.producers()[output.value]]
             copy = replace(maker, inputs=(value,), after=(), device=device)
             # Copies at one rate and device go together; rates never share a bucket.
             bucket = len(self._is_host) * (2 if output.value in rare else 1) + device
-            outputs.append(Output(output.name, self._append(copy, HOST_SIDE, bucket)))
+            outputs.append(replace(output, value=self._append(copy, HOST_SIDE, bucket)))
         return tuple(outputs)
 
     def _now(self, value: ValueId) -> ValueId:
@@ -176,7 +176,7 @@ def chain_buffers(graph: Graph) -> Graph:
         elif node.op is not VARIABLE:
             inputs = tuple([current.get(v, v) for v in node.inputs])
             b.nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
-    b.outputs = [Output(o.name, current.get(o.value, o.value)) for o in b.outputs]
+    b.outputs = [replace(o, value=current.get(o.value, o.value)) for o in b.outputs]
     return b.freeze()
 
 
@@ -217,7 +217,7 @@ def _with_owned_outputs(graph: Graph) -> Graph:
             with b.like_node(node):
                 value = b.emit_one(COPY, value)
         output_values.add(value)
-        outputs.append(Output(output.name, value))
+        outputs.append(replace(output, value=value))
     if outputs == list(graph.outputs):
         return graph
     b.outputs = outputs

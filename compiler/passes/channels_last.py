@@ -34,7 +34,7 @@ from compiler.ops.primitives.convolution import (
 )
 from compiler.ops.primitives.reduce import MAX, MEAN, SUM
 from compiler.ops.primitives.shape import BROADCAST_TO, COPY, RESHAPE, TRANSPOSE
-from compiler.ops.primitives.sources import OF_MODEL, VARIABLE
+from compiler.ops.primitives.sources import OF_MODEL, ROUNDED, VARIABLE
 from compiler.storage.storage import call_of, dense_layout
 
 _CONVOLUTIONS = (CONV, CONV_INPUT_GRAD, CONV_WEIGHT_GRAD)
@@ -221,7 +221,8 @@ def _is_pointwise(node: Node) -> bool:
 # A library brings weights to a layout of its own before it convolves, which for one picture takes a
 # fifth of the time. Where w is a variable that no step writes, a kernel may do so once: its launch
 # has scratch of its own for the whole run, which is zeros again when w is given other values (see
-# `compiler.graph.target.KernelInfo`). So a plan has such weights twice, and says so.
+# `compiler.graph.target.KernelInfo`). So a plan has room for such weights twice, and says so; a run
+# gives up those that only such launches read once they are packed (`actorflow.run.packed_values`).
 #
 # Not for jobs that train, whose evaluations read what their steps write, nor where bytes are
 # counted.
@@ -237,7 +238,7 @@ def hold_weights(graph: Graph, hardware: Hardware, options: CompileOptions) -> G
     read_only = {
         node.outputs[0]
         for node in graph.nodes
-        if node.op is VARIABLE and node.attrs["role"] in OF_MODEL
+        if node.op is VARIABLE and node.attrs["role"] in (*OF_MODEL, ROUNDED)
     } - changed
     nodes = [
         _held(graph, node, hardware) if _reads(node, read_only) else node for node in graph.nodes

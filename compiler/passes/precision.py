@@ -42,7 +42,14 @@ from compiler.ops.language.vjp import grad_op
 from compiler.ops.primitives import convolution, matmul, shape, slicing
 from compiler.ops.primitives.matmul import KEEPS_PRECISION
 from compiler.ops.primitives.shape import CAST, cast_to
-from compiler.ops.primitives.sources import CONSTANT, DROPOUT, ROUNDED, VARIABLE, constant_array
+from compiler.ops.primitives.sources import (
+    CONSTANT,
+    DROPOUT,
+    OF_MODEL,
+    ROUNDED,
+    VARIABLE,
+    constant_array,
+)
 from compiler.ops.primitives.transfer import COPY_TO, TO_SBP
 
 # How wide each op computes when a job asks for 16-bit floats.
@@ -340,12 +347,30 @@ class _PrecisionCopy:
 #
 # where r is a variable of its own, with the bits of cast(w): the update has the new numbers at
 # hand, and a cast would read them all again in the next step. It is made of its parameter wherever
-# that is given a value (`actors.loop.bound`), so nothing saves it, and nobody sees it.
+# that is given a value (`actors.loop.bound`), so nothing saves it, and nobody sees it. So a
+# parameter that no step changes, as of a job that does not train, is rounded once and for all.
 #
-# Only on devices that join updates, and not where a budget is to be met: the rounded form lives as
-# long as the parameter, where a cast may be made twice instead.
+# Updates write it only on devices that join them, and nothing is kept where a budget is to be met:
+# the rounded form lives as long as the parameter, where a cast may be made twice instead.
 #
 # Guarantees: all values have the bits that they had; every r is written with its parameter.
+
+
+def round_constants(graph: Graph) -> Graph:
+    """Return the graph with the rounded forms of what no step changes as variables. O(nodes)."""
+    written, kept = {write.variable for write in graph.writes}, list(graph.writes)
+    nodes, readers = list(graph.nodes), consumers(graph)
+    for variable, maker in [(n.outputs[0], n) for n in graph.nodes if n.op is VARIABLE]:
+        casts = [i for i in readers[variable] if _is_rounding(graph, graph.nodes[i])]
+        devices = [graph.nodes[i].device for i in casts]
+        is_of_model = maker.attrs.str_("role") in OF_MODEL
+        is_single = graph.types[variable].dtype is DType.FLOAT32
+        if variable not in written and is_of_model and is_single and devices == [maker.device]:
+            (value,) = graph.nodes[casts[0]].outputs
+            nodes[casts[0]] = _variable(maker, value, graph.types[value])
+            # Nobody may read it any more; it is what the rounded form is made of.
+            kept.append(Write(variable, variable))
+    return replace(graph, nodes=tuple(nodes), writes=tuple(kept))
 
 
 def round_in_updates(graph: Graph, hardware: Hardware) -> Graph:

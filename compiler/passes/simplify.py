@@ -87,8 +87,12 @@ def _replaced(
             replaced = simplify.get(node.op)(b, node, inputs)
         if replaced is not None:
             return replaced
-    if not inputs or any([b.producer_of(v).op is not CONSTANT for v in inputs]):
+    if not inputs:
         return None
+    # Almost always the first operand settles it, so that no list of all is made.
+    for value in inputs:
+        if b.producer_of(value).op is not CONSTANT:
+            return None
     with b.like_node(node):
         return _fold(b, node, inputs)
 
@@ -104,9 +108,10 @@ def _copied(
     if node.writes:
         return b.copy(node, inputs, types)
     key = (node.op, inputs, node.attrs, node.device, node.stage)
-    if key not in seen:
-        seen[key] = b.copy(node, inputs, types)
-    return seen[key]
+    outputs = seen.get(key)
+    if outputs is None:
+        outputs = seen[key] = b.copy(node, inputs, types)
+    return outputs
 
 
 def _check_types(graph: Graph, b: GraphBuilder, node: Node, outputs: tuple[ValueId, ...]) -> None:
@@ -183,8 +188,8 @@ def fuse_attention(graph: Graph) -> Graph:
             continue
         scores = matches.get(index)
         if scores is None:
-            with b.like_node(node):
-                outputs = b.emit(node.op, [new_id[v] for v in node.inputs], node.attrs)
+            inputs = tuple([new_id[v] for v in node.inputs])
+            outputs = b.copy(node, inputs, [graph.types[v] for v in node.outputs])
         else:
             outputs = _emit(b, scores, new_id, new_id[node.inputs[1]])
         for old, new in zip(node.outputs, outputs, strict=True):

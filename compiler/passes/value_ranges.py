@@ -14,6 +14,10 @@ It runs after the work is shared among ranks and products have their precision, 
 indeed, and before fusion, while each node is an op of the user's or of a gradient. A value that is
 read here is stored, so no fusion hides it.
 
+Of ops that `shown` names, what they read and make is handed out whole beside its range: patterns as
+of `fnmatch`, of an op's name, its module's path, both as in "log in 'head'", or its line, as
+"train.py:41".
+
 Guarantees: all nodes of before are there, with their inputs; what was an output is one.
 """
 
@@ -21,7 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from itertools import count, islice
+from pathlib import PurePath
 
 from compiler.contract.probe import ProbeKind, TensorProbe, ValueRange, is_probe, read_probe
 from compiler.contract.types import HALVES, DType, ValueId
@@ -30,36 +36,43 @@ from compiler.graph.registry import has_effect, is_comm, is_source, view
 from compiler.ops.families.along import VALUE_RANGE
 from compiler.ops.families.loops import SCAN, ScanParts
 from compiler.ops.primitives.body import finish_body
-from compiler.ops.primitives.shape import COPY, cast_to, reshape_to
+from compiler.ops.primitives.shape import cast_to, reshape_to
 from compiler.ops.primitives.sources import INPUT, OF_MODEL, VARIABLE
 
 _Found = tuple[TensorProbe, tuple[ValueId, ...], Node]
 """A range: its probe, the values that are its operands, and the node whose result it is of."""
 
 
-def show_ranges(graph: Graph) -> Graph:
+def show_ranges(graph: Graph, shown: Sequence[str] = ()) -> Graph:
     """Return the graph with a range of every float that it computes. O(nodes)."""
-    shown = [read_probe(o.name)[0].number for o in graph.outputs if is_probe(o.name)]
-    ranges = _Ranges(graph, count(1 + max(shown, default=0)))
+    probes = [read_probe(o.name)[0].number for o in graph.outputs if is_probe(o.name)]
+    ranges = _Ranges(graph, count(1 + max(probes, default=0)), shown)
     b = ranges.copy()
     b.freeze_as(graph, ranges.new_id)
-    for probe, values, _ in ranges.found:
-        b.outputs += [Output(probe.name(i), value) for i, value in enumerate(values)]
+    for probe, values, node in ranges.found:
+        # The ops of a kernel lend it one line: each range says itself which is its own.
+        b.outputs += [Output(probe.name(i), value, node.source) for i, value in enumerate(values)]
     return b.freeze()
 
 
 class _Ranges:
     """A copy of a graph, node by node, with a range behind each that makes floats.
 
-    `numbers` are those of the probes. Of the body of a scan, `operands` says what its inputs are:
-    words for what differs from step to step, else the number of the range outside, if it has one.
+    `numbers` are those of the probes, `shown` names ops whose values are handed out whole. Of the
+    body of a scan, `operands` says what its inputs are: words for what differs from step to step,
+    else the number of the range outside, if it has one.
     """
 
     def __init__(
-        self, graph: Graph, numbers: Iterator[int], operands: Sequence[str | int | None] = ()
+        self,
+        graph: Graph,
+        numbers: Iterator[int],
+        shown: Sequence[str],
+        operands: Sequence[str | int | None] = (),
     ) -> None:
         self._graph = graph
-        self._numbers = numbers
+        self._numbers, self._shown = numbers, shown
+        self._is_whole = _values_of(graph, shown)
         self._operands = iter(operands)
         self._b = GraphBuilder()
         self._number: dict[ValueId, int] = {}
@@ -87,7 +100,8 @@ class _Ranges:
         kinds = ["carry"] * cut.carries + ["entry of operand"] * cut.xs
         varying = [f"{kind} {number} of {where}" for number, kind in enumerate(kinds)]
         constants = [self._number.get(value) for value in node.inputs[len(kinds) :]]
-        inside = _Ranges(cut.body.graph, self._numbers, [*varying, *constants])
+        operands = [*varying, *constants]
+        inside = _Ranges(cut.body.graph, self._numbers, self._shown, operands)
         b = inside.copy()
         results = [inside.new_id[v] for v in cut.body.results]
         body = finish_body(b, [*results, *[v for _, values, _ in inside.found for v in values]])
@@ -97,12 +111,8 @@ class _Ranges:
         loop = next(self._numbers)
         loop = -loop if node.attrs.bool_("reverse") else loop
         for probe, values, of in inside.found:
-            first, *others = islice(outputs, len(values))
-            # A node of its own, so that the output has the line within the loop.
-            with self._b.like_node(replace(of, device=node.device, stage=node.stage)):
-                first = self._b.emit_one(COPY, first)
-            probe = replace(probe, loops=(loop, *probe.loops))
-            self.found.append((probe, (first, *others), of))
+            shown = tuple(islice(outputs, len(values)))
+            self.found.append((replace(probe, loops=(loop, *probe.loops)), shown, of))
         return own
 
     def _show(self, node: Node) -> None:
@@ -135,7 +145,27 @@ class _Ranges:
             if type_.dtype in HALVES:
                 wide = cast_to(self._b, wide, DType.FLOAT32)
             flat = reshape_to(self._b, wide, (1, type_.num_elements))
-            self.found.append((probe, self._b.emit(VALUE_RANGE, [flat]), node))
+            values = self._b.emit(VALUE_RANGE, [flat])
+            self.found.append((probe, (*values, *[wide] * (value in self._is_whole)), node))
+
+
+def _values_of(graph: Graph, shown: Sequence[str]) -> frozenset[ValueId]:
+    """Return what ops that patterns name read and make; of views, what they show."""
+    origin: dict[ValueId, ValueId] = {}
+    values: set[ValueId] = set()
+    for node in graph.nodes if shown else ():
+        if view.has(node.op):
+            origin[node.outputs[0]] = origin.get(node.inputs[0], node.inputs[0])
+        if _is_named(node, shown):
+            values.update([origin.get(v, v) for v in (*node.inputs, *node.outputs)])
+    return frozenset(values)
+
+
+def _is_named(node: Node, shown: Sequence[str]) -> bool:
+    """Whether a pattern names a node: its op, its module, both, or its line."""
+    line = f"{PurePath(node.source.file).name}:{node.source.line}"
+    names = (str(node.op), node.scope, _described(node), line)
+    return any([fnmatchcase(name, pattern) for pattern in shown for name in names if name])
 
 
 def _described(node: Node) -> str:

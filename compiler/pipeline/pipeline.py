@@ -35,6 +35,7 @@ from compiler.lowering.lower import run as compile_bodies
 from compiler.ops.primitives.body import hash_graph
 from compiler.ops.primitives.transfer import STAGE
 from compiler.passes import (
+    assign_rows,
     autodiff,
     batches,
     channels_last,
@@ -97,6 +98,14 @@ def _lower_body(body: Graph, hardware: Hardware, options: CompileOptions) -> Pla
     plan = lower(body, hardware, options, hash_graph(body))
     verify_plan(plan)
     return plan
+
+
+def _keeps_rounded(options: CompileOptions) -> bool:
+    """Whether parameters are kept in bfloat16, too.
+
+    What a cast may make again later, a variable keeps; and a rank has slices of variables.
+    """
+    return options.precision == "bf16" and not options.mesh and not options.asks_for_less
 
 
 PASSES: tuple[Pass, ...] = (
@@ -227,6 +236,12 @@ PASSES: tuple[Pass, ...] = (
         ("updates of rows",),
     ),
     Pass(
+        "assign_rows",
+        of_graph(assign_rows.assign_rows),
+        ("minimal", "updates that a broken step skips", "parts of values"),
+        ("assignments of rows",),
+    ),
+    Pass(
         "precision",
         lambda graph, context: precision.narrow_products(
             graph, DType.BFLOAT16, context.hardware.rounded_bytes
@@ -244,7 +259,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass(
         "value_ranges",
-        of_graph(value_ranges.show_ranges),
+        lambda graph, context: value_ranges.show_ranges(graph, context.options.shown),
         # What is computed indeed, by each rank, while an op of the user's is a node.
         ("parts of values", "updates of rows", "products in bfloat16", "products in float16"),
         ("ranges of values",),
@@ -279,9 +294,17 @@ PASSES: tuple[Pass, ...] = (
         lambda options: bool(options.mesh) and options.has_device,
     ),
     Pass(
+        "round_constants",
+        # What evaluates between steps only reads what they change.
+        lambda graph, context: precision.round_constants(graph) if context.step is None else graph,
+        ("products in bfloat16",),
+        ("rounded constants",),
+        _keeps_rounded,
+    ),
+    Pass(
         "hold_weights",
         lambda graph, context: channels_last.hold_weights(graph, context.hardware, context.options),
-        ("minimal", "copies between devices"),
+        ("minimal", "copies between devices", "rounded constants"),
         ("weights held",),
     ),
     Pass(
@@ -308,7 +331,13 @@ PASSES: tuple[Pass, ...] = (
         "outputs",
         of_graph(batches.copy_outputs),
         # From here on no value is replaced by another: bytes are given to what there is.
-        ("rates", "updates of rows", "products in bfloat16", "products in float16"),
+        (
+            "rates",
+            "updates of rows",
+            "assignments of rows",
+            "products in bfloat16",
+            "products in float16",
+        ),
         ("owned outputs",),
     ),
     Pass(
@@ -319,10 +348,7 @@ PASSES: tuple[Pass, ...] = (
         lambda graph, context: precision.round_in_updates(graph, context.hardware),
         ("programs of updates", "products in bfloat16"),
         ("weights rounded by their updates",),
-        # What a cast may make again later, a variable keeps; and a rank has slices of variables.
-        lambda options: (
-            options.precision == "bf16" and not options.mesh and not options.asks_for_less
-        ),
+        _keeps_rounded,
     ),
     Pass(
         "stage_reductions",

@@ -19,12 +19,62 @@ from compiler.ops.primitives.body import Body
 from memory.report import format_bytes, memory_table
 
 
+def overview(plan: Plan) -> list[str]:
+    """Return a plan in three or four lines: what runs where, its memory and what fills it most."""
+    launches = sum(len(a.launches) for a in plan.actors)
+    rank = f", one of {plan.mesh.num_ranks} ranks" if plan.mesh.num_ranks > 1 else ""
+    lines = [
+        f"{plan.name}: {_num_parameters(plan):,} parameters on {_devices(plan)}{rank}"
+        f"{_in_precision(plan)}, {launches} kernel launches a step"
+    ]
+    for arena, account in zip(plan.arenas, plan.memory, strict=True):
+        parts = [
+            (_IN_WORDS.get(name, name), size)
+            for name, size in account.parts
+            if size * 100 >= account.peak_bytes
+        ]
+        texts = [f"{name} {format_bytes(size)}" for name, size in parts]
+        where = "memory" if len(plan.arenas) == 1 else str(arena.place)
+        lines.append(
+            f"{where}: {format_bytes(account.peak_bytes)}, allocated before the first step:"
+            f" {', '.join(texts)}"
+        )
+    again = sum([note.num_launches for note in plan.recomputation])
+    if again:
+        extra = sum([note.extra for note in plan.recomputation if note.num_launches])
+        lines.append(f"to fit, {again} launches run again: {extra:.1%} of the step's time")
+    elif (peak := peak_text(plan)) is not None:
+        lines.append(f"most memory is in use at {peak}")
+    return lines
+
+
+_IN_WORDS = {
+    "slots": "batches and outputs",
+    "temporaries": "activations and gradients",
+    "staging": "copies for checkpoints",
+    "between chains": "values between chains",
+}
+"""Parts of an arena as a newcomer calls them."""
+
+
+def _num_parameters(plan: Plan) -> int:
+    views = [v.view for v in plan.variables if v.role == "parameter"]
+    return sum([plan.views[view].type.num_elements for view in views])
+
+
+def peak_text(plan: Plan) -> str | None:
+    """Return the launch at which the first arena is fullest, with the user's line."""
+    launches, at = chain_launches(plan), plan.memory[0].peak_launch
+    if at >= len(launches):
+        return None
+    _, launch = launches[at]
+    return f"{launch.label} ({plan.sources[launch.source]})"
+
+
 def summarise(plan: Plan) -> list[str]:
     """Return a plan in about a dozen lines: actors, registers with slots and reasons, memory."""
     launches = sum(len(a.launches) for a in plan.actors)
-    parameters = sum(
-        plan.views[v.view].type.num_elements for v in plan.variables if v.role == "parameter"
-    )
+    parameters = _num_parameters(plan)
     lines = [
         f"plan {plan.name!r} {plan.fingerprint[:12]} on {_devices(plan)}"
         f"{_in_precision(plan)}: {len(plan.actors)} actors, {launches} launches,"
@@ -55,6 +105,45 @@ def summarise(plan: Plan) -> list[str]:
     if isinstance(added, tuple) and added:
         lines.append(f"  passes from elsewhere: {', '.join(map(str, added))}")
     return lines
+
+
+def facts_of(plan: Plan) -> dict[str, object]:
+    """Return what `summarise` says, as values for JSON; sizes in bytes, durations in ns."""
+    return {
+        "job": plan.name,
+        "fingerprint": plan.fingerprint,
+        "num_parameters": _num_parameters(plan),
+        "num_ranks": plan.mesh.num_ranks,
+        "target": plan.target,
+        "actors": [
+            {
+                "name": actor.name,
+                "kind": actor.kind.value,
+                "stream": plan.streams[actor.stream].name,
+                "launches": len(actor.launches),
+                "duration_ns": actor.duration_ns,
+                "inputs": [plan.registers[port.register].name for port in actor.inputs],
+                "outputs": [plan.registers[port.register].name for port in actor.outputs],
+            }
+            for actor in plan.actors
+        ],
+        "registers": [
+            {"name": r.name, "slots": r.num_slots, "size_bytes": r.size_bytes, "reason": r.reason}
+            for r in plan.registers
+            if r.kind in (RegisterKind.DATA, RegisterKind.CONTROL)
+        ],
+        "arenas": [
+            {
+                "device": str(arena.place),
+                "size_bytes": account.peak_bytes,
+                "parts": dict(account.parts),
+                "lower_bound_bytes": account.lower_bound_bytes,
+                "certificate": account.text,
+            }
+            for arena, account in zip(plan.arenas, plan.memory, strict=True)
+        ],
+        "peak_at": peak_text(plan),
+    }
 
 
 def _parts(plan: Plan) -> str:
@@ -94,13 +183,12 @@ def arena_lines(plan: Plan, arena: Arena, account: DeviceMemory) -> list[str]:
     is_beside = arena is not plan.arenas[0]
     name = str(arena.place) if is_beside else f"arena {arena.device}"
     lines = [f"{name}: {format_bytes(account.peak_bytes)} = {' + '.join(parts)}"]
-    launches = chain_launches(plan)
-    if account.peak_launch < len(launches) and not is_beside:
-        _, at = launches[account.peak_launch]
+    peak = peak_text(plan)
+    if peak is not None and not is_beside:
         share = format_bytes(account.peak_workspace_bytes)
         lines.append(
-            f"peak at launch {account.peak_launch} of {len(launches)}: {at.label}"
-            f" ({plan.sources[at.source]}); workspaces hold {share} of it"
+            f"peak at launch {account.peak_launch} of {len(chain_launches(plan))}: {peak};"
+            f" workspaces hold {share} of it"
         )
     return [*lines, account.text]
 

@@ -18,6 +18,7 @@ from compiler.ops.families import (
     loss,
     normalisation,
     updates,
+    weights,
 )
 from compiler.ops.language import program_ops
 from compiler.ops.primitives import convolution, matmul, reduce, shape, slicing, sources, transfer
@@ -37,6 +38,7 @@ FAMILIES = (
         sources,
         transfer,
         updates,
+        weights,
     ),
 )
 """The files that register the ops, by name."""

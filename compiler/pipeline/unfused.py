@@ -4,7 +4,9 @@
 others in the place of several: what such a plan computes is what the ops say, one after the other.
 `lone_op` is the part of it that a single op goes through; eager mode runs what comes out of it.
 
-Guarantees: a node that `lone_op` is given has the launches that it has in a plan of `UNFUSED`.
+Guarantees: a node that `lone_op` is given has the launches that it has in a plan of `UNFUSED`
+whose launches write dense tensors. Where lowering has a launch write its part of a joined tensor
+(`compiler.lowering.destinations`), a product may have another kernel, and other last bits.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from compiler.pipeline.rewrites import Pass, PassContext, run_passes
 
 _ACROSS_NODES = (
     "fuse_attention", "narrow_bodies", "sparse_update", "hold_weights", "channels_last",
-    "round_in_updates", "recompute_cheap", "inline_cheap", "chunk_wide", "fuse_products",
-    "merge_updates",
+    "round_constants", "round_in_updates", "recompute_cheap", "inline_cheap", "chunk_wide",
+    "fuse_products", "merge_updates",
 )  # fmt: skip
 """Passes that look at several nodes to put something else in their place."""
 

@@ -47,7 +47,7 @@ from compiler.contract.sbp import (
 )
 from compiler.contract.types import Phase, TensorType, ValueId
 from compiler.graph.columns import LocalCall
-from compiler.graph.graph import UNSTAGED, Graph, GraphBuilder, Node, Output, Write
+from compiler.graph.graph import UNSTAGED, Graph, GraphBuilder, Node, Write
 from compiler.graph.registry import Op
 from compiler.ops.families.updates import ACCUMULATE, is_update
 from compiler.ops.primitives.body import hash_graph
@@ -141,7 +141,7 @@ class _Rank:
             # As soon as they are there: other stages may get them with the batch.
             for value in [v for v in node.outputs if v in returned]:
                 self._brought(value, whole)
-        self.b.outputs = [Output(o.name, self._brought(o.value, whole)) for o in graph.outputs]
+        self.b.outputs = [replace(o, value=self._brought(o.value, whole)) for o in graph.outputs]
         self.b.writes = [
             Write(
                 self._brought(w.variable, self.layouts.of(w.variable)),

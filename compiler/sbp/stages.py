@@ -26,13 +26,13 @@ from compiler.graph.graph import (
     Graph,
     GraphBuilder,
     Node,
-    Output,
     Write,
     cached_analysis,
     mark_needed,
     prune,
 )
 from compiler.graph.registry import Op, is_comm
+from compiler.ops.families.updates import ASSIGN
 from compiler.ops.primitives.shape import COPY
 from compiler.ops.primitives.sources import (
     CONSTANT,
@@ -236,14 +236,25 @@ class _Stages:
             self._pin(maker, stage, node)
             source = self.graph.nodes[maker]
             is_of_model = source.op is VARIABLE and source.attrs["role"] in OF_MODEL
-            if is_of_model and self.stage[maker] != stage and node.phase is Phase.FORWARD:
-                first = self.pinned_by.get(maker, source)
-                raise CompileError(
-                    f"{node.source}: {source.attrs['role']!s} {source.attrs['name']!r} is read on"
-                    f" stage {stage}, and on stage {self.stage[maker]} ({first.source}); it is"
-                    " stored on one rank: read it on one stage, and pass on what is computed"
-                    " from it"
-                )
+            if is_of_model and self.stage[maker] != stage:
+                self._check_readers(node, stage, maker)
+
+    def _check_readers(self, node: Node, stage: int, maker: int) -> None:
+        """Raise CompileError where a node on a stage needs a variable that is on another one."""
+        variable, home = self.graph.nodes[maker], self.stage[maker]
+        first = self.pinned_by.get(maker, variable)
+        what = f"{node.source}: {variable.attrs['role']!s} {variable.attrs['name']!r}"
+        if node.op is ASSIGN:
+            raise CompileError(
+                f"{what} is assigned what stage {stage} makes, and read on stage {home}"
+                f" ({first.source}); it is stored on one rank: assign it on that stage, or keep a"
+                " buffer for each"
+            )
+        if node.phase is Phase.FORWARD:
+            raise CompileError(
+                f"{what} is read on stage {stage}, and on stage {home} ({first.source}); it is"
+                " stored on one rank: read it on one stage, and pass on what is computed from it"
+            )
 
     def _pin(self, index: int, own: int, reader: Node | None) -> None:
         """Give an open node a stage, and what it is made of."""
@@ -366,7 +377,7 @@ class _StageGraph:
         for channel in ends.values():
             if channel.source == self.stage:
                 self._send(channel)
-        b.outputs = [Output(o.name, self.held[o.value]) for o in graph.outputs]
+        b.outputs = [replace(o, value=self.held[o.value]) for o in graph.outputs]
         b.writes = [
             Write(self.held[w.variable], self.held[w.value])
             for w in graph.writes

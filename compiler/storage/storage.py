@@ -148,10 +148,14 @@ def old_reads(graph: Graph) -> tuple[OldRead, ...]:
 
     Raises InternalError when two nodes write one variable. O(nodes).
     """
+    # Asked once per op, not once per node: few ops write over anything.
+    writing = {op for op in {node.op for node in graph.nodes} if input_output_aliases.get(op)}
+    if not writing:
+        return ()
     storage = assign_storage(graph)
     root, writer_of, after = storage.root, dict[ValueId, int](), set[ValueId]()
     for index, node in enumerate(graph.nodes):
-        for output, _ in node.writes:
+        for output, _ in node.writes if node.op in writing else ():
             variable = root[node.outputs[output]]
             # One writer at most: else the last value would depend on the order of two.
             if variable in writer_of:

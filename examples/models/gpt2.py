@@ -2,6 +2,7 @@
 
 import actorflow as af
 from actorflow import nn
+from models.generation import LanguageModel
 
 STD = 0.02
 
@@ -22,11 +23,14 @@ class Attention(nn.Module):
         self.c_attn, self.c_proj = Conv1D(width, 3 * width), Conv1D(width, width, residual_std)
         self.heads, self.dropout = heads, dropout
 
-    def __call__(self, x):
+    def __call__(self, x, kept=None, place=None):
         batch, length, width = x.shape
         parts = self.c_attn(x).reshape(batch, length, 3, self.heads, width // self.heads)
         q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = af.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True)
+        if kept is None:
+            mixed = af.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True)
+        else:
+            mixed = kept.attend(q, k, v, place)
         return self.c_proj(mixed.permute(0, 2, 1, 3).reshape(batch, length, width))
 
 
@@ -45,12 +49,12 @@ class Block(nn.Module):
         self.mlp = MLP(width, residual_std)
         self.drop = nn.Dropout(dropout)
 
-    def __call__(self, x):
-        x = x + self.drop(self.attn(self.ln_1(x)))
+    def __call__(self, x, kept=None, place=None):
+        x = x + self.drop(self.attn(self.ln_1(x), kept, place))
         return x + self.drop(self.mlp(self.ln_2(x)))
 
 
-class GPT2(nn.Module):
+class GPT2(LanguageModel):
     """Scores of the next word at each place of x [batch, T], T at most `length`.
 
     The sizes are those of GPT-2 small. The table of words is the head too, and projections that
@@ -62,15 +66,21 @@ class GPT2(nn.Module):
             nn.Embedding(vocab, width, std=STD),
             nn.Embedding(length, width, std=STD),
         )
+        self.vocab, self.length, self.kept = vocab, length, (layers, heads, width // heads)
         residual_std = STD / (2 * layers) ** 0.5
         self.h = [Block(width, heads, dropout, residual_std) for _ in range(layers)]
         self.ln_f, self.drop = nn.LayerNorm(width), nn.Dropout(dropout)
 
-    def __call__(self, x):
-        h = self.drop(self.wte(x) + self.wpe.weight[: x.shape[1]])
-        for block in self.h:
-            h = block(h)
-        return af.linear(self.ln_f(h), self.wte.weight)
+    def features(self, x, layers=None, place=None):
+        """Return [batch, T, width] of tokens, and keep what `layers` keep; see `LanguageModel`."""
+        places = self.wpe.weight[: x.shape[1]] if place is None else self.wpe(place.reshape(-1, 1))
+        h = self.drop(self.wte(x) + places)
+        for block, kept in zip(self.h, layers or [None] * len(self.h), strict=True):
+            h = block(h, kept, place)
+        return self.ln_f(h)
+
+    def head(self, features):
+        return af.linear(features, self.wte.weight)
 
     def load_published(self, source):
         """Load a published checkpoint by name: a file or arrays, without masks; return a report.

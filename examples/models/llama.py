@@ -6,6 +6,7 @@ Names and layouts are those of the published checkpoints for transformers.
 import actorflow as af
 from actorflow import nn
 from models.first_values import small_linear
+from models.generation import LanguageModel
 
 STD = 0.02
 
@@ -18,16 +19,20 @@ class Attention(nn.Module):
         self.v_proj = small_linear(width, kv_heads * self.size, bias=False)
         self.o_proj = small_linear(heads * self.size, width, bias=False)
 
-    def __call__(self, x):
+    def __call__(self, x, kept=None, place=None):
         batch, length, width = x.shape
+        places = None if place is None else place.reshape(-1, 1, 1)
 
         def split(y, heads):
             return y.reshape(batch, length, heads, self.size).permute(0, 2, 1, 3)
 
-        q = af.rotary(split(self.q_proj(x), self.heads), base=self.base)
-        k = af.rotary(split(self.k_proj(x), self.kv_heads), base=self.base)
+        q = af.rotary(split(self.q_proj(x), self.heads), places, self.base)
+        k = af.rotary(split(self.k_proj(x), self.kv_heads), places, self.base)
         v = split(self.v_proj(x), self.kv_heads)
-        mixed = af.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        if kept is None:
+            mixed = af.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        else:
+            mixed = kept.attend(q, k, v, place)
         return self.o_proj(mixed.permute(0, 2, 1, 3).reshape(batch, length, width))
 
 
@@ -48,8 +53,8 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = nn.RMSNorm(width, eps)
         self.post_attention_layernorm = nn.RMSNorm(width, eps)
 
-    def __call__(self, x):
-        x = x + self.self_attn(self.input_layernorm(x))
+    def __call__(self, x, kept=None, place=None):
+        x = x + self.self_attn(self.input_layernorm(x), kept, place)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -60,22 +65,27 @@ class Decoder(nn.Module):
         self.layers = [DecoderLayer(*sizes) for _ in range(layers)]
         self.norm = nn.RMSNorm(width, eps)
 
-    def __call__(self, x):
+    def __call__(self, x, layers=None, place=None):
         h = self.embed_tokens(x)
-        for layer in self.layers:
-            h = layer(h)
+        for layer, kept in zip(self.layers, layers or [None] * len(self.layers), strict=True):
+            h = layer(h, kept, place)
         return self.norm(h)
 
 
-class Llama(nn.Module):
+class Llama(LanguageModel):
     """Scores of the next word at each place of x [batch, T], for any T. The sizes are the 7 B's."""
 
     def __init__(
         self, vocab=32000, width=4096, layers=32, heads=32, kv_heads=32, hidden=11008,
         base=10000.0, eps=1e-5,
     ):  # fmt: skip
+        self.vocab, self.length, self.kept = vocab, None, (layers, kv_heads, width // heads)
         self.model = Decoder(vocab, width, layers, heads, kv_heads, hidden, base, eps)
         self.lm_head = small_linear(width, vocab, bias=False)
 
-    def __call__(self, x):
-        return self.lm_head(self.model(x))
+    def features(self, x, layers=None, place=None):
+        """Return [batch, T, width] of tokens, and keep what `layers` keep; see `LanguageModel`."""
+        return self.model(x, layers, place)
+
+    def head(self, features):
+        return self.lm_head(features)

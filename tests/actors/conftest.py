@@ -252,7 +252,7 @@ def pipeline(plan_maker, fake_port, fake_kernel):
             make.launch("compute", [make.field_view(batch)], [make.field_view(loss)]),
             make.launch("nothing", []),
         ]
-        rate = log_options.pop("rate", 1)
+        rate, is_one_thread = log_options.pop("rate", 1), log_options.pop("is_one_thread", False)
         make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)])
         make.actor(
             "step", ActorKind.COMPUTE, inputs=[(batch, 1)], outputs=[(loss, 1)], launches=launches
@@ -263,7 +263,9 @@ def pipeline(plan_maker, fake_port, fake_kernel):
             if isinstance(port.body, Gate):
                 port.close = lambda port=port: port.body.permits.put("closed")
         kernels = {"nothing": fake_kernel(), "compute": fake_kernel(compute)}
-        return load_forgotten(make.plan(), ports, kernels), ports
+        plan = make.plan()
+        table = MachineTable.of(plan, is_one_thread=is_one_thread)
+        return load_forgotten(plan, ports, kernels, table=table), ports
 
     return build
 
@@ -343,7 +345,9 @@ def snapshots(plan_maker, fake_port, fake_kernel):
             "save": fake_port(lambda tokens: saved.append(tokens[0]["x"][0])),
         }
         kernels = {"update": fake_kernel(copy), "copy": fake_kernel(copy)}
-        return load_forgotten(make.plan(), ports, kernels, initial=initial or {}), saved
+        plan = make.plan()
+        table = MachineTable.of(plan, initial or {})
+        return load_forgotten(plan, ports, kernels, table=table), saved
 
     return build
 

@@ -162,6 +162,19 @@ def stacked(names):
     return [*own, "norm.weight", "norm.bias"]
 
 
+def whole(num_layers):
+    """Return the parameters of a `Transformer`."""
+    rooms = {"encoder": ENCODER, "decoder": DECODER}
+    return [
+        f"{room}.{name}"
+        for room, names in rooms.items()
+        for name in (
+            *[f"layers.{i}.{name}" for i in range(num_layers) for name in names],
+            *("norm.weight", "norm.bias"),
+        )
+    ]
+
+
 CASES = [
     layer_case(
         "MultiheadAttention, and its weights", *multihead(batch_first=True), ATTENTION, three
@@ -225,6 +238,15 @@ CASES = [
     ),
     layer_case("TransformerEncoder", *of_stacks("Encoder"), stacked(ENCODER), one, every=7),
     layer_case("TransformerDecoder", *of_stacks("Decoder"), stacked(DECODER), two, every=7),
+    layer_case(
+        "Transformer",
+        lambda b, t, s, e, h: nn.Transformer(e, h, 1, 1, 5, 0.0),
+        lambda torch, b, t, s, e, h: torch.nn.Transformer(e, h, 1, 1, 5, 0.0),
+        whole(1),
+        lambda b, t, s, e, h: ((s, b, e), (t + 1, b, e)),
+        lambda b, t, s, e, h: {"src_key_padding_mask": bools(b, s)},
+        every=7,
+    ),
     Case(
         "SwiGLU",
         lambda x, *own: with_weights(

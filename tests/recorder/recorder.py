@@ -28,7 +28,7 @@ def install(run, patch):
 
     begin, save, whole = run.__init__, RunPorts._save, run.whole_variables
 
-    def opened(self, plan, run_spec, context, values):
+    def opened(self, plan, run_spec, context, values, beside=None):
         def heard(what, listener):
             def listen(step, values):
                 _write(plan, what, step, values)
@@ -42,7 +42,7 @@ def install(run, patch):
             evaluation = replace(evaluation, on_result=tell)
         on_step = heard("step", run_spec.on_step)
         run_spec = replace(run_spec, on_step=on_step, evaluation=evaluation)
-        begin(self, plan, run_spec, context, values)
+        begin(self, plan, run_spec, context, values, beside)
 
     def saved(self, step, arrays):
         _write(self.plan, "saved", step, arrays)

@@ -4,6 +4,13 @@ A `Curve` has the model twice, ours and one written in torch, with the same name
 Weights are drawn by name and shape and given to both, so that nothing hangs on initial values.
 Torch computes in float64; its losses are stored, so that tests need no torch. Optimizers come as
 (pattern of names, ours, torch's, key of the loss); a pattern chooses the parameters of one.
+
+Rounding decides on which side of 0 a unit is that is nearer to 0 than float32 can tell, and so
+whether its gradient flows; training takes the losses apart from there on. How far is measured and
+stored, too: torch is run with weights that are `ROUNDING` off in each step, and what its losses
+move by up to a step, `PARTED` times, is what those in float32 may be off there beside the
+tolerance. 16 roundings are what gradients of one step of VGG-16 on the same weights are off by, in
+the median of its parameters, by native and by emulated CUDA kernels alike.
 """
 
 from __future__ import annotations
@@ -25,6 +32,7 @@ from actorflow import nn
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "curves"
 STEPS = 20
+ROUNDING, NUM_MOVED, PARTED = 16 * 2.0**-24, 8, 4
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 PRECISION = {"float32": "fp32", "bfloat16": "bf16"}
 
@@ -83,8 +91,6 @@ class Curve:
     names: tuple[tuple[str, str], ...] = ()
     weights: Mapping[str, float] | None = None
     """How far from 0 matrices begin, by pattern of names; 1 / sqrt(elements of a row) else."""
-    spread: float = 1.0
-    """How many times the tolerance losses may be apart: where another BLAS alone takes them so."""
 
 
 def classifies(model: Any, batch: Any) -> Any:
@@ -144,8 +150,11 @@ def ours(curve: Curve, precision: str = "float32") -> dict[str, list[float]]:
     return by_key
 
 
-def torchs(curve: Curve, torch: Any) -> dict[str, list[float]]:
-    """Return the same by torch in float64, all updates of a step from the values before it."""
+def torchs(curve: Curve, torch: Any, moved: int | None = None) -> dict[str, list[float]]:
+    """Return the same by torch in float64, all updates of a step from the values before it.
+
+    With `moved`, a seed, each step is of weights that are up to `ROUNDING` off.
+    """
     our_model, model = curve.model(), curve.torch_model(torch).double()
     renamed = {torch_name(curve, n): a for n, a in first_weights(curve, our_model).items()}
     stored = {torch_name(curve, n) for n, _ in our_model.named_stored()}
@@ -163,6 +172,10 @@ def torchs(curve: Curve, torch: Any) -> dict[str, list[float]]:
     by_key: dict[str, list[float]] = {o.loss: [] for o in curve.optimizers}
     for step in range(STEPS):
         batch = {n: torch.tensor(_wide(a)) for n, a in curve.batch(step).items()}
+        exact = {n: p.detach().clone() for n, p in model.named_parameters()}
+        for name, parameter in model.named_parameters() if moved is not None else ():
+            off = seeded("moved", moved, step, name).uniform(-ROUNDING, ROUNDING, parameter.shape)
+            parameter.data *= 1 + torch.tensor(off)
         outputs = curve.torch_loss(torch, model, batch)
         outputs = outputs if isinstance(outputs, dict) else {"loss": outputs}
         for o, params in zip(curve.optimizers, groups, strict=True):
@@ -170,9 +183,22 @@ def torchs(curve: Curve, torch: Any) -> dict[str, list[float]]:
             grads = torch.autograd.grad(outputs[o.loss], params, retain_graph=True)
             for parameter, grad in zip(params, grads, strict=True):
                 parameter.grad = grad
+        for name, parameter in model.named_parameters():
+            parameter.data.copy_(exact[name])
         for optimizer in optimizers:
             optimizer.step()
     return by_key
+
+
+def parted(curve: Curve, torch: Any) -> dict[str, list[float]]:
+    """Return how far losses of torch were off up to each step when its weights were moved."""
+    right, near = torchs(curve, torch), [torchs(curve, torch, n) for n in range(NUM_MOVED)]
+    return {
+        key: np.maximum.accumulate(
+            np.max([np.abs(np.subtract(n[key], losses)) for n in near], 0)
+        ).tolist()
+        for key, losses in right.items()
+    }
 
 
 def torch_name(curve: Curve, name: str) -> str:
@@ -182,16 +208,20 @@ def torch_name(curve: Curve, name: str) -> str:
     return name
 
 
-def check(curve: Curve, precision: str, expected: Mapping[str, Sequence[float]]) -> None:
+def check(
+    curve: Curve,
+    precision: str,
+    expected: Mapping[str, Sequence[float]],
+    apart: Mapping[str, Sequence[float]],
+) -> None:
     """Hold the losses of a job against torch's, step by step."""
     for key, losses in ours(curve, precision).items():
-        np.testing.assert_allclose(
-            losses,
-            expected[key],
-            rtol=TOLERANCE[precision] * (curve.spread if precision == "float32" else 1),
-            atol=TOLERANCE[precision] * (curve.spread if precision == "float32" else 1),
-            err_msg=f"{key} of {curve.name} in {precision}",
-        )
+        limit = TOLERANCE[precision] * (1 + np.abs(expected[key]))
+        if precision == "float32":
+            limit += PARTED * np.array(apart[key])
+        off = np.abs(np.subtract(losses, expected[key]))
+        where = f"{key} of {curve.name} in {precision}"
+        assert (off <= limit).all(), f"{where}: {losses} is off by {off}, not {limit}"
 
 
 def all_curves() -> list[Curve]:
@@ -208,8 +238,8 @@ def all_curves() -> list[Curve]:
     return curves
 
 
-def stored(name: str) -> dict[str, dict[str, list[float]]]:
-    """Return what is stored for a file of curves."""
+def stored(name: str) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """Return what is stored for a file of curves: of each `losses` and what they are `apart`."""
     file = FOLDER / f"{name}.json"
     return json.loads(file.read_text()) if file.exists() else {}
 
@@ -217,12 +247,16 @@ def stored(name: str) -> dict[str, dict[str, list[float]]]:
 def store(name: str, curves: Sequence[Curve], torch: Any) -> None:
     """Store the losses of torch for a file of curves."""
     FOLDER.mkdir(exist_ok=True)
-    rows = [
-        f"{json.dumps(curve.name)}: "
-        + json.dumps({k: [float(f"{x:.12g}") for x in v] for k, v in torchs(curve, torch).items()})
-        for curve in curves
-    ]
+    rows = []
+    for curve in curves:
+        losses, apart = torchs(curve, torch), parted(curve, torch)
+        row = {"losses": _short(losses, 12), "apart": _short(apart, 2)}
+        rows.append(f"{json.dumps(curve.name)}: {json.dumps(row)}")
     (FOLDER / f"{name}.json").write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+def _short(numbers: Mapping[str, Sequence[float]], digits: int) -> dict[str, list[float]]:
+    return {key: [float(f"{x:.{digits}g}") for x in row] for key, row in numbers.items()}
 
 
 def _wide(array: np.ndarray) -> np.ndarray:

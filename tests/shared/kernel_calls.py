@@ -248,6 +248,8 @@ def strided(rng, shape, dtype=np.float32, kind="dense", values=None):
         array = np.moveaxis(np.empty((shape[-2], *shape[:-2], shape[-1]), dtype), 0, -2)
     elif kind == "last" and len(shape) >= 3:  # channels last
         array = np.moveaxis(np.empty((shape[0], *shape[2:], shape[1]), dtype), -1, 1)
+    elif kind == "reversed" and len(shape) >= 8:  # no axis joins its neighbour
+        array = np.empty(shape[::-1], dtype).T
     elif kind == "broadcast" and len(shape) >= 1:
         return np.broadcast_to(values[..., :1].astype(dtype), shape)
     else:

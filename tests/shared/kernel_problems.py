@@ -15,7 +15,16 @@ import numpy as np
 from attention_formulas import attention, attention_grad
 from kernel_calls import fused, strided
 from kernel_targets import Problem
-from op_table import normal, padded, scattered
+from op_table import (
+    distinct,
+    last_places,
+    normal,
+    order,
+    padded,
+    recurred,
+    scattered,
+    with_rows,
+)
 from window_formulas import (
     conv,
     conv_input_grad,
@@ -179,6 +188,45 @@ def updates_of_rows(op, dtype, target):
             "embedding_sgd_update", decay, inputs, stepped, size, writes=((0, 0),),
             launched=launched,
         )  # fmt: skip
+
+
+def puts_of_rows(op, dtype, target):
+    """Rows at ids of every type and shape, some of them equal, over leading axes."""
+    for number, (columns, shape) in enumerate(
+        itertools.product((1, 5, 8, 16, 33, 300), ((), (40,), (30, 20), (0, 3), (3, 2, 5)))
+    ):
+        x, ids = normal(9, 10, columns), _ids(90, shape, IDS[number % len(IDS)])
+        inputs = x, ids, normal(*shape, columns, seed=1)
+        yield Problem(op, {"depth": 2}, inputs, partial(with_rows, depth=2))
+        inputs = x, ids % ids.dtype.type(9), normal(*shape, 10, columns, seed=1)
+        yield Problem(op, {"depth": 1}, inputs, partial(with_rows, depth=1))
+
+
+def many_axes(op, dtype, target):
+    """Tensors of more axes than a kernel walks where none of them joins another."""
+    shape, ids = (2,) * 9, _ids(6, (2,) * 8)
+    if op in ("sum", "mean", "max"):
+        yield from [_reduction(op, normal(*shape, 2), axes, False) for axes in ((9,), (*range(9),))]
+    elif op == "embedding_sgd_update":
+        lr, decay = np.array(0.25), {"weight_decay": 0.0}
+        inputs = normal(6, 3), normal(*ids.shape, 3), ids, lr
+        launched = fused("embedding_sgd_update", decay, inputs, [dtype, dtype, "int32", dtype])[:2]
+        yield Problem(
+            "embedding_sgd_update", decay, inputs,
+            lambda table, dy, ids, lr: table - lr * scattered(dy, ids, 6),
+            lambda table, dy, ids, lr: abs(table) + lr * scattered(abs(dy), ids, 6),
+            writes=((0, 0),), launched=launched,
+        )  # fmt: skip
+    else:
+        attrs, inputs, formula = {
+            "argsort": ({"descending": False}, (distinct(*shape),), order),
+            "recurrence": ({"reverse": False}, (normal(*shape), normal(*shape, seed=1)), recurred),
+            "embedding": ({}, (normal(6, 3), ids), lambda table, ids: table[ids]),
+            "embedding_grad": ({"rows": 6}, (normal(*ids.shape, 3), ids), scattered),
+            "last_place": ({"rows": 6}, (ids,), last_places),
+            "put_rows": ({"depth": 9}, (normal(*shape), ids, normal(*ids.shape)), with_rows),
+        }[op]
+        yield Problem(op, attrs, inputs, partial(formula, **attrs))
 
 
 # -- attention -----------------------------------------------------------------------------------

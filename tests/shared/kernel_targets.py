@@ -72,7 +72,7 @@ class Target:
         ]
         if self.name != "cuda":
             guards = [guarded(x) for x in empty]
-            with runtime.as_one_thread() if other else nullcontext():
+            with runtime.at_most_threads(1) if other else nullcontext():
                 made = run_typed(
                     kernel, attrs, dtypes, arrays, results, in_place=in_place,
                     outputs=[x for x, _ in guards],

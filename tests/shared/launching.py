@@ -34,6 +34,37 @@ arrays = {"x": x, "y": x[:, :4].argmax(1).astype(np.int32)}
 """
 """Of a script: a small model in two stages, its loss, and its data."""
 
+SHAPES = """
+class Shapes:
+    # The batches of a source, of which every other one has half of its rows.
+    def __init__(self, source):
+        self.source, self.count = source, 0
+
+    def spec(self):
+        return self.source.spec()
+
+    def specs(self):
+        types = self.spec().items()
+        halves = {n: af.TensorType(t.dtype, (t.shape[0] // 2, *t.shape[1:])) for n, t in types}
+        return self.spec(), halves
+
+    def __next__(self):
+        batch = next(self.source)
+        self.count += 1
+        return {n: a[: len(a) // (1 + self.count % 2)] for n, a in batch.items()}
+
+    def state(self):
+        return {"source": self.source.state(), "count": self.count}
+
+    def restore(self, state):
+        self.source.restore(state["source"])
+        self.count = state["count"]
+
+    def fingerprint(self):
+        return "halves of " + self.source.fingerprint()
+"""
+"""Of a script: a source of batches of two shapes, for which two plans take turns."""
+
 
 @contextmanager
 def launcher(folder):

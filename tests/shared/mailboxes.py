@@ -44,8 +44,9 @@ class MailboxEnd:
 
     def irecv(self, data, peer, tag):
         self.num_received += 1
-        return {"data": data, "box": self.mail.boxes[peer, self.rank, tag], "is_done": False,
-                "peer": peer}  # fmt: skip
+        with self.mail.lock:  # a box that two threads make at once would lose what is in one
+            box = self.mail.boxes[peer, self.rank, tag]
+        return {"data": data, "box": box, "is_done": False, "peer": peer}
 
     def is_done(self, request):
         self.num_looks += 1

@@ -88,7 +88,7 @@ def counts(*shape: int, below: int = 9, dtype: str = "int64") -> np.ndarray:
 
 def ranges_of(x):
     zeros = np.zeros(x.shape[:-1])
-    return x.min(-1), x.max(-1), zeros, zeros
+    return x.min(-1), x.max(-1), zeros, zeros, np.linalg.norm(x, axis=-1)
 
 
 def sigmoid(x):
@@ -148,6 +148,13 @@ def last_places(ids, rows):
     return np.array(
         [max([n for n, i in enumerate(flat) if i == r], default=-1) for r in range(rows)]
     )
+
+
+def with_rows(x, ids, rows, depth):
+    out = x.copy()
+    for place, row in zip(ids.reshape(-1), rows.reshape(ids.size, *x.shape[depth:]), strict=True):
+        out[np.unravel_index(int(place), x.shape[:depth])] = row
+    return out
 
 
 def accumulated(total, x, step, every):
@@ -403,6 +410,8 @@ ROWS_OF_OPS = (
     row("nll_rows", picked_losses, normal(4, 3), LABELS, positive(3)),
     row("bce_with_logits", bce_of_logits, normal(4, 3), positive(4, 3), positive(3)),
     row("bce", lambda x, y: -(y * np.log(x) + (1 - y) * np.log(1 - x)), SHARES, positive(2, 3)),
+    row("weighted_mean", lambda x, w: x / w, normal(2, 3), positive(2, 3), count=4),
+    row("weighted_mean", lambda x, w: x / 1.0, normal(3), np.zeros(3), count=4),
     row("embedding", lambda w, ids: w[ids], normal(4, 2), IDS, flags=MOVES),
     row("embedding", lambda w, ids: w[ids], normal(4, 2), IDS.astype("int32")[:, 0], flags=MOVES),
     *[row("embedding_grad", scattered, normal(*IDS.shape, n), IDS, rows=4) for n in (1, 2, 130)],
@@ -432,6 +441,11 @@ ROWS_OF_OPS = (
         counts(3, 2), counts(3, 2, below=4) - 2, extent=2, number=0, count=1, rows=18),
     *[row("last_place", last_places, ids, rows=9)
       for ids in (counts(40), counts(0), counts(3, 700, dtype="int8"), counts(2, 2)[0])],
+    *[row(op, with_rows, normal(5, 3, 4), ids, normal(*ids.shape, *(5, 3, 4)[depth:], seed=1),
+          depth=depth, flags=MOVES)
+      for op in ("put_rows", "assign_rows")
+      for depth, ids in ((1, counts(3, below=2)), (2, np.array([[5, 0], [1, 5]])),
+                         (3, counts(70, below=24)), (2, counts(0)), (1, np.array(1, "int8")))],
     row("checked_index", lambda ids: ids[..., 0], counts(3, 4, 1), extent=9, flags=MOVES),
     *[row("embedding_grad", scattered, normal(n, 5), counts(n), rows=9) for n in (0, 60)],
     row(

@@ -12,6 +12,7 @@ of the absolute terms, which is what an error is held against. One wrong element
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,7 +211,9 @@ def torchs(case: Case, torch: Any) -> dict[str, np.ndarray]:
         indices = [i for i, t in enumerate(args) if t.dtype.is_floating_point]
         for i in indices:
             args[i].requires_grad_(case.has_gradient)
-        tensors = listed(case.torchs(torch, *args))
+        with warnings.catch_warnings():  # what torch advises on speed, or says of its own history
+            warnings.simplefilter("ignore", UserWarning)
+            tensors = listed(case.torchs(torch, *args))
         outputs |= {f"{number}.out{i}": t.detach().numpy() for i, t in enumerate(tensors)}
         flows = [t for t in tensors if t.dtype.is_floating_point and t.requires_grad]
         if not (case.has_gradient and indices and flows):

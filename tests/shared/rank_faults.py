@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launching import ENOUGH_S, host_launcher, launcher
+from launching import ENOUGH_S, SHAPES, host_launcher, launcher
 
 STEPS, AT_STEP = 12, 7
 WAIT_S = 8.0
@@ -23,7 +23,8 @@ WAIT_S = 8.0
 GRACE_S = 0.5
 HOST_TIMEOUT_S = 3.0
 
-SCRIPT = """
+SCRIPT = (
+    """
 import os, signal, sys, threading, time
 rank, folder = int(os.environ["RANK"]), sys.argv[2]
 # By epoch: who, at which phase, does what.
@@ -92,6 +93,8 @@ class Net(nn.Module):
     def __call__(self, x):
         return self.down(af.relu(self.table(x)))
 
+SHAPES
+
 @af.job(optimizer=af.optim.SGD(0.1, momentum=0.9), mesh=af.Mesh(data=2), zero="zero" in sys.argv)
 def train(model, batch):
     return af.cross_entropy(model(batch.x), batch.y)
@@ -108,18 +111,21 @@ def on_step(step, metrics):
 
 rng = np.random.default_rng(0)
 x = rng.integers(0, 32, 256)
-model, losses = Net(), {}
+model, losses, data = Net(), {}, Data({"x": x, "y": x % 10}, batch=16)
 at("before")
 train.fit(
-    model, Data({"x": x, "y": x % 10}, batch=16), steps=STEPS, progress=False, on_step=on_step,
-    checkpoint=folder, every=3,
+    model, Shapes(data) if "shapes" in sys.argv else data, steps=STEPS, progress=False,
+    on_step=on_step, checkpoint=folder, every=3,
 )
 at("after")
 if rank == 0:
     state = {name: array.tobytes().hex() for name, array in sorted(model.state().items())}
     with open("told.json", "w") as file:
         json.dump({"losses": losses, "state": state}, file)
-""".replace("AT_STEP", str(AT_STEP)).replace("STEPS", str(STEPS))
+""".replace("AT_STEP", str(AT_STEP))
+    .replace("STEPS", str(STEPS))
+    .replace("SHAPES", SHAPES)
+)
 
 PHASES = (
     "import", "before", "compile", "meeting", "data", "step", "write", "voted", "checkpoint",
@@ -173,8 +179,8 @@ def outcome(
 ) -> Outcome:
     """Launch the training, with faults of ranks at phases; whatever it leaves is ended.
 
-    `faults` has for some epochs who, at which phase, does what; `words` may have "zero". A host
-    that is stopped goes on after `frozen_s`.
+    `faults` has for some epochs who, at which phase, does what; `words` may have "zero", and
+    "shapes" for batches of two shapes. A host that is stopped goes on after `frozen_s`.
     """
     temporary = folder / "temporary"
     temporary.mkdir(exist_ok=True)

@@ -17,7 +17,7 @@ import numpy as np
 from actors.collectives import mpi
 from actors.collectives.hierarchical import HierarchicalCommunicator
 from actors.collectives.shared_memory import SharedMemory
-from actors.kernels.library.runtime import find_toolchain
+from actors.kernels.library.toolchain import find_toolchain
 from compiler.contract.collective import Collective, LaunchSite
 from compiler.contract.errors import PeerFailed
 from compiler.contract.placement import Mesh

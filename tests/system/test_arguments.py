@@ -229,7 +229,7 @@ def test_an_option_that_there_is_not_is_a_type_error_of_the_call():
     with raises(TypeError):
         af.job(optimiser=None)
     with raises(TypeError):
-        make_job().fit(Model(), source())
+        make_job().fit(Model(), source(), step=3)
 
 
 @pytest.mark.parametrize("rank", [-1, 1, "0", 1.0, True])

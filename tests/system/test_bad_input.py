@@ -311,15 +311,17 @@ def test_a_changed_batch_shape_recompiles_and_says_why(mlp, classify, caplog):
     assert reason in caplog.text
 
 
-def test_ever_changing_shapes_are_stopped_by_max_plans(mlp, classify):
+def test_ever_changing_shapes_close_the_plan_used_least_recently(mlp, classify, caplog):
     train, model = classify(max_plans=2), mlp()
-    try:
-        for rows in (4, 3):
-            train.step(model, {k: v[:rows] for k, v in good(1).items()})
-        with raises(af.CompileError):
-            train.step(model, {k: v[:2] for k, v in good(1).items()})
-    finally:
-        train.close(model)
+    for rows in (4, 3, 4, 2):
+        train.step(model, {k: v[:rows] for k, v in good(1).items()})
+    train.close(model)
+    lines = [text for text in caplog.messages if "used least recently" in text]
+    assert lines == [
+        "the plan of 'train' for x: float32[3, 8], y: int32[3] is closed: it was used least"
+        " recently, and max_plans=2 stay open; a batch of these types loads it again (1 closed so"
+        " far)"
+    ]
 
 
 def test_a_failed_job_can_run_again_in_the_same_process(mlp, classify):
@@ -329,11 +331,40 @@ def test_a_failed_job_can_run_again_in_the_same_process(mlp, classify):
     assert train.fit(mlp(), Source(good), steps=3, progress=False).last_step == 3
 
 
-def test_a_foreign_package_called_memory_is_named_with_the_mend(run_python, tmp_path):
-    foreign = tmp_path / "memory"
-    foreign.mkdir()
+@pytest.mark.parametrize("wing", ["memory", "compiler", "actors"])
+@pytest.mark.parametrize("name", ["{}.py", "{}/__init__.py"])
+def test_a_file_beside_the_script_that_is_called_as_a_wing_stops_nothing(
+    run_python, tmp_path, wing, name
+):
+    hidden = tmp_path / name.format(wing)
+    hidden.parent.mkdir(exist_ok=True)
+    hidden.write_text("size = 1")
+    done = run_python(
+        f"""
+        import numpy as np
+        import actorflow as af
+
+        with af.eager():
+            print(float(af.exp(af.zeros(()))))
+        import {wing}
+
+        print(hasattr({wing}, "__wrapped__"))
+        from {wing} import size
+        """,
+        check=False,
+    )
+    assert done.stdout.split() == ["1.0", "False"]
+    assert f"ImportError: {wing!r} is a package of actorflow in this process" in done.stderr
+    assert f"it hides {hidden}: rename that file" in done.stderr
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_another_package_called_memory_is_named_with_the_mend(run_python, tmp_path, is_loaded):
+    foreign = tmp_path / ("." if is_loaded else "installed") / "memory"
+    foreign.mkdir(parents=True)
     (foreign / "__init__.py").write_text("")
-    done = run_python("import actorflow", check=False)
+    first = "import memory" if is_loaded else f"sys.path.insert(1, {str(foreign.parent)!r})"
+    done = run_python(f"import sys\n{first}\nimport actorflow", check=False)
     assert done.returncode == 1
     assert "ImportError" in done.stderr
     assert str(foreign) in done.stderr
@@ -369,3 +400,30 @@ def test_no_user_input_ends_the_process_with_a_signal(run_python):
     names = done.stdout.split("\n")
     assert "no error" not in names
     assert done.returncode not in {-signal.SIGSEGV, -signal.SIGABRT}
+
+
+CALLS = {
+    "step": lambda job, model, data: job.step(model, next(data)),
+    "fit": lambda job, model, data: job.fit(model, data, steps=1, progress=False),
+    "stream": lambda job, model, data: next(iter(job.stream(model, data, steps=1))),
+    "compile": lambda job, model, data: job.compile(model, data),
+    "eager_step": lambda job, model, data: job.eager_step(model, next(data)),
+    "evaluate": lambda job, model, data: job.evaluate(model, data, batches=1),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_job_in_the_function_of_a_job_is_refused_before_it_runs(call, mlp, classify):
+    """It would train once, while the outer one is traced, and never again."""
+    inner, data, model = classify(), Source(good), mlp().init(0)
+    before = model.state()
+
+    @af.job(train=False)
+    def outer(model, batch):
+        CALLS[call](inner, model, data)
+        return model(batch.x)
+
+    with raises(af.CompileError):
+        outer.step(model, good(1))
+    for name, array in model.state().items():
+        np.testing.assert_array_equal(array, before[name])

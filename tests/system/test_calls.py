@@ -28,6 +28,7 @@ def test_a_firing_costs_the_dispatcher_one_call_beside_its_launches(calls):
     assert sum(own.values()) < 5, own  # the end of a run, which takes more or less by chance
 
 
-def test_the_metrics_of_a_step_cost_a_dozen_calls(calls):
-    # Thirteen, and the lines of the metrics file, which are due by time.
-    assert sum(calls["actorflow-metrics"].values()) <= 30, calls["actorflow-metrics"]
+def test_the_metrics_of_a_step_cost_some_two_dozen_calls(calls):
+    # What is called by every step: lines of progress and of the metrics file are due by time.
+    each = {w: n for w, n in calls["actorflow-metrics"].items() if n >= 1.0}
+    assert sum(each.values()) <= 28, each

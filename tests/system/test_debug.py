@@ -1,6 +1,8 @@
 """Looking inside a job: prints, checks, breakpoints, and the op that made the first NaN."""
 
 import builtins
+import linecache
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -88,6 +90,18 @@ def test_a_step_with_prints_computes_the_bits_of_one_without(capsys):
     assert metrics == metrics_without
     for name, array in state.items():
         np.testing.assert_array_equal(array, state_without[name])
+
+
+def test_a_print_in_the_middle_of_what_is_one_kernel_shows_its_value(capsys):
+    @af.job(optimizer=af.optim.SGD(0.0), trainable=["b.bias"])
+    def train(model, batch):
+        h = af.tanh(batch.x * 2.0 + 1.0)
+        af.debug.print("{:.5f}", (h * 3.0).sum())
+        return (model.b.bias * (h * 3.0 - 1.0)).sum()
+
+    fit(train, steps=2)
+    wanted = [(np.tanh(x * 2.0 + 1.0) * 3.0).sum() for x in ROWS.reshape(8, 8, 4)[:2]]
+    assert sums(capsys.readouterr().out) == pytest.approx(wanted, abs=1e-3)
 
 
 def test_each_batch_of_a_step_is_shown_though_outputs_are_means(capsys):
@@ -419,6 +433,46 @@ def test_a_run_that_goes_on_tells_of_the_op_in_its_log(on_nan, caplog):
     train = af.job(loss, optimizer=af.optim.SGD(0.1), debug="nan")
     fit(train, data=source(with_value(np.nan, 3)), on_nan=on_nan, steps=2)
     assert any("batch['x']" in record.message for record in caplog.records)
+
+
+def named_line(error):
+    """Return the line of this file that an error names."""
+    number = re.search(r"test_debug\.py:(\d+)", str(error))[1]
+    return linecache.getline(__file__, int(number)).strip()
+
+
+class FusedLog(nn.Module):
+    """The log is one kernel with the ops around it, each of which has its line."""
+
+    def __init__(self):
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def __call__(self, x):
+        h = af.tanh(self.a(x)) - 3.0
+        h = af.log(h)
+        h = h * 0.5
+        return self.b(af.relu(h))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_op_that_is_fused_with_others_is_named_with_its_own_line(precision):
+    train = af.job(mean, optimizer=af.optim.SGD(0.1), debug="nan", precision=precision)
+    with pytest.raises(NonFiniteLoss, match=r"^log \(") as caught:
+        fit(train, FusedLog())
+    assert named_line(caught.value) == "h = af.log(h)"
+
+
+def test_a_loss_that_is_fused_with_other_outputs_is_named_with_its_own_line():
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        y = model(batch.x)
+        broken = af.log(y - 100.0).mean()
+        twice = broken * 2.0
+        return {"loss": broken, "twice": twice, "more": twice + y.mean()}
+
+    with pytest.raises(NonFiniteLoss) as caught:
+        fit(train)
+    assert named_line(caught.value) == "broken = af.log(y - 100.0).mean()"
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

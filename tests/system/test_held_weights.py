@@ -128,6 +128,29 @@ def test_what_is_loaded_into_the_model_is_kept_anew():
     check(model, batch, predict.step(model, batch))
 
 
+def test_what_is_kept_in_bfloat16_follows_the_model_too():
+    """A convolution that packs bfloat16 packs what was rounded of the weights, not the weights."""
+    low = af.job(train=False, precision="bf16")(lambda model, batch: model(batch.x))
+    model, batch = begun(), pictures(2)
+
+    def anew():
+        other = begun()
+        other.load(model.state())
+        return next(iter(low.step(other, batch).values()))
+
+    seen = [next(iter(low.step(model, batch).values()))]
+    for seed in range(2):
+        train.step(model, pictures(4, seed))
+        seen.append(next(iter(low.step(model, batch).values())))
+        np.testing.assert_array_equal(seen[-1], anew())
+        exact = expected(model.state(), batch["x"])
+        assert np.abs(seen[-1] - exact).max() < 0.02 * np.abs(exact).max()
+    assert np.abs(seen[-1] - seen[0]).max() > 1e-2
+    of = [dict(v.init)["of"] for v in kept(low.compile(begun(), spec(2)))]
+    if of:  # this processor has a form for bfloat16
+        assert of == ["bfloat16/first.weight", "bfloat16/second.weight"]
+
+
 def test_an_evaluation_between_steps_reads_the_weights_as_they_are_trained(tmp_path):
     @af.job(train=False)
     def evaluate(model, batch):

@@ -168,7 +168,7 @@ def test_a_plan_and_a_run_say_first_that_the_gpu_is_emulated(script, capsys):
     assert main(["run", "--device", "cuda", script]) == 0
     said = "".join(capsys.readouterr()).splitlines()
     assert "emulated" in said[0]
-    assert " on cuda:0 (h200): " in said[1]
+    assert " on cuda:0 (h200), " in said[1]
 
 
 def test_a_plan_is_made_and_simulated_without_a_gpu(script, monkeypatch, capsys):

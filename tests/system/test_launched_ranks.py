@@ -18,7 +18,7 @@ import numpy as np
 from meetings import call
 from actorflow.distributed.member import current_rank
 from actors.collectives.shared_memory import SharedMemory
-from actors.kernels.library.runtime import find_toolchain
+from actors.kernels.library.toolchain import find_toolchain
 from compiler.contract.placement import Mesh
 from compiler.contract.types import DType, TensorType
 

@@ -5,6 +5,7 @@ Each case is a process of its own, for what a process has loaded it keeps.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -177,8 +178,8 @@ def test_a_compiler_that_takes_nothing_is_quoted_once_and_numpys_kernels_run(run
 def test_a_group_that_the_compiler_refuses_is_named_and_numpys_kernel_runs_it(
     run, numpys, compiler, tmp_path
 ):
-    # Of all groups the one that checks labels of 32 classes, and it alone.
-    cc = script(tmp_path / "mine", NAMED_COMPILER.format(word="32ULL", cc=compiler))
+    # Of all groups the one that checks labels, and notes the row of a bad one, and it alone.
+    cc = script(tmp_path / "mine", NAMED_COMPILER.format(word="i,.r.+.1", cc=compiler))
     losses, kernels, _, log = run(CC=cc, ACTORFLOW_CACHE=str(tmp_path))
     np.testing.assert_allclose(losses, numpys, rtol=1e-5)
     assert "c.fused" in kernels
@@ -186,7 +187,7 @@ def test_a_group_that_the_compiler_refuses_is_named_and_numpys_kernel_runs_it(
     (line,) = log.splitlines()
     assert line.startswith("plan 'train': cross_entropy_rows: program of ")
     assert line.endswith(
-        f"the C compiler {cc} ended with status 1: kernels.c:7:7: error: 32ULL is too"
+        f"the C compiler {cc} ended with status 1: kernels.c:7:7: error: i,.r.+.1 is too"
         " much for me; numpy's kernels run in its place, which is slower"
     )
     assert not list(tmp_path.glob("*.plan")), "a mended compiler would never be asked again"
@@ -232,13 +233,37 @@ def test_half_a_library_in_the_cache_is_built_again(run, warm, cache):
 
 def test_what_was_built_for_another_processor_is_never_loaded(run, warm, cache):
     foreign = {library.name for library in (cache / "native").glob("*.so")}
-    other = "from actors.kernels.library import runtime\nruntime.processor = lambda: 'other'\n"
+    other = "from actors.kernels.library import toolchain\ntoolchain.processor = lambda: 'other'\n"
     loaded = "print(open('/proc/self/maps').read(), file=sys.stderr)\n"
     losses, kernels, _, maps = run(other + JOB + loaded, ACTORFLOW_CACHE=str(cache))
     assert (losses, kernels) == warm[1:]
     ours = {Path(line.split()[-1]).name for line in maps.splitlines() if str(cache) in line}
     assert ours
     assert not ours & foreign
+
+
+def functions_in(cache):
+    """Return the generated functions of each library of a cache."""
+    pattern = re.compile(rb"fused_[0-9a-f]{20}(?=_rows\0)")
+    found = {path: pattern.findall(path.read_bytes()) for path in (cache / "native").glob("*.so")}
+    return {path.name: {*names} for path, names in found.items() if names}
+
+
+def test_another_batch_builds_nothing_and_another_activation_only_what_is_new(run, cache):
+    kept = functions_in(cache)
+    batch = JOB.replace("batch=32", "batch=16")
+    losses, kernels, _, log = run(batch, ACTORFLOW_CACHE=str(cache))
+    assert "c.fused" in kernels
+    assert log == ""
+    np.testing.assert_allclose(
+        losses, run(batch, ACTORFLOW_NATIVE="0", ACTORFLOW_CACHE="off")[0], rtol=1e-5
+    )
+    assert functions_in(cache) == kept
+    activation = JOB.replace('af.gelu(self.up(x), approximate="tanh")', "af.tanh(self.up(x))")
+    run(activation, ACTORFLOW_CACHE=str(cache))
+    new = {name: functions for name, functions in functions_in(cache).items() if name not in kept}
+    assert new
+    assert not set.union(*new.values()) & set.union(*kept.values())
 
 
 def test_two_processes_may_build_the_same_kernels_at_once(start, warm, tmp_path):
@@ -445,3 +470,39 @@ def test_numpys_threads_are_its_own_again_when_a_run_of_its_kernels_begins(run, 
     if not first:
         pytest.skip("this numpy does not use OpenBLAS")
     assert seen == [1, first, 1, first + 1, 1, first]
+
+
+# No products, for which files are built to measure them.
+SIMULATED = """
+import numpy as np
+import actorflow as af
+
+
+@af.job(optimizer=af.optim.SGD(0.1), mesh=af.Mesh(data=2))
+def train(model, batch):
+    return af.gelu(model(batch.x)).mean()
+
+
+data = af.data.ArraySource({"x": np.ones((256, 64), np.float32)}, batch=128)
+if __name__ == "__main__":
+    train.fit(af.nn.LayerNorm(64), data, steps=1, progress=False)
+"""
+
+
+def test_a_plan_that_is_only_simulated_builds_no_kernels(compiler, tmp_path):
+    script, cache = tmp_path / "script.py", tmp_path / "cache"
+    script.write_text(SIMULATED)
+    env = {**os.environ, "ACTORFLOW_CACHE": str(cache), "ACTORFLOW_NATIVE": "1"}
+
+    def built_by(*command):
+        subprocess.run(
+            [sys.executable, "-m", "actorflow", *command, str(script)],
+            env=env, cwd=tmp_path, check=True, capture_output=True, timeout=100,
+        )  # fmt: skip
+        return sorted(cache.rglob("*.so"))
+
+    # The pool of threads and the file of products, which native kernels begin with, and no more.
+    first = built_by("simulate", "--no-calibrate")
+    assert len(first) == 2
+    assert built_by("plan") == first
+    assert len(built_by("launch", "-n", "2")) >= 4

@@ -22,6 +22,7 @@ from actorflow.run import training_run
 from actorflow.run.runner import Runner
 from actors.device.cuda import device as cuda_device
 from actors.device.cuda.device import CudaDevice
+from actors.device.executor import Executor
 from actors.kernels.common.attention_blocks import BlockExtents
 from actors.kernels.common.kernel import KernelNeeds, KernelPlan
 from actors.kernels.cuda import embedding
@@ -302,7 +303,8 @@ def planted(monkeypatch, actor, *, is_input):
         ]  # fmt: skip
         return replace(waits, needed=rows[0], all=rows[1])
 
-    monkeypatch.setattr(training_run, "load", partial(load, find_waits=forgetful))
+    forgetful_executor = partial(Executor, find_waits=forgetful)
+    monkeypatch.setattr(training_run, "load", partial(load, make_executor=forgetful_executor))
 
 
 @pytest.mark.parametrize("actor", ["step", "fetch"])

@@ -150,6 +150,39 @@ def test_outputs_are_float32_and_an_evaluation_job_takes_a_precision_too(numpys_
     np.testing.assert_array_equal(best, low.max(axis=-1))
 
 
+def test_weights_that_no_step_changes_are_rounded_once_and_follow_the_model(numpys_kernels):
+    def logits(model, batch):
+        return model(batch.x)
+
+    predict, batch = af.job(train=False, precision="bf16")(logits), {"x": next(tokens())["x"]}
+    model = make_model()
+    plan = predict.compile(model, {"x": TensorType(DType.INT32, batch["x"].shape)})
+    rounded = [dict(v.init)["of"] for v in plan.variables if v.role == "rounded"]
+    # Per block four weights and two biases; the head's weight.
+    assert len(rounded) == len(set(rounded)) == 2 * 6 + 1
+    read = {view for launch in launches_of(plan) for view in launch.inputs}
+    weights = {v.view for v in plan.state if v.name in rounded}
+    assert not weights & read
+
+    def step(of):
+        (answer,) = predict.step(of, batch).values()
+        return answer
+
+    def anew():
+        other = make_model(1.0)
+        other.load(model.state())
+        return step(other)
+
+    first = step(model)
+    losses_of(make_job("bf16"), model, 2)
+    trained = step(model)
+    np.testing.assert_array_equal(trained, anew())
+    model.load({n: a + np.float32(0.125) for n, a in model.state().items()})
+    loaded = step(model)
+    np.testing.assert_array_equal(loaded, anew())
+    assert all([np.abs(a - b).max() > 1e-3 for a, b in ((first, trained), (trained, loaded))])
+
+
 def test_a_run_resumes_bit_exactly_and_in_the_other_precision(tmp_path, numpys_kernels):
     whole, model = make_model(0.1), make_model(0.1)
     losses = losses_of(make_job("bf16"), whole, 8)

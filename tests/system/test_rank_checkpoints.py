@@ -1,6 +1,7 @@
 """Checkpoints of ranks that have parts of the variables, or those of a stage: one whole file."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -8,6 +9,9 @@ from rank_trainings import Split, Training
 
 import actorflow as af
 from actorflow import nn
+from actorflow.distributed import sharded_save
+from actorflow.distributed.sharded_save import SaveVotes
+from actorflow.run.broken_steps import NonFiniteLoss
 
 pytestmark = [
     pytest.mark.usefixtures("native_toolchain"),
@@ -121,3 +125,67 @@ def test_a_checkpoint_of_ranks_is_the_one_that_their_variables_make(tmp_path):
         assert own.result.variables.keys() == loaded.tensors.keys()
         for name, array in loaded.tensors.items():
             np.testing.assert_array_equal(own.result.variables[name], array, err_msg=name)
+
+
+@pytest.fixture
+def failing(tmp_path, monkeypatch):
+    """Return what trains two ranks until both see a loss at step 4 that is not finite.
+
+    It takes the way to the votes of a checkpoint, and returns the folder of the run.
+    """
+    x = np.ones((72, 2, 8, 8), np.float32)
+    x[24:32] = np.inf
+    table = {"x": x, "y": np.zeros(72, int)}
+    training = Training(data=lambda: af.data.ArraySource(table, batch=8, shuffle=False))
+
+    def run(votes):
+        monkeypatch.setattr(sharded_save, "SaveVotes", votes)
+        with pytest.raises(NonFiniteLoss, match="loss is nan at step 4"):
+            training.run(af.Mesh(data=2), steps=9, checkpoint=tmp_path / "run", **KEPT)
+        return tmp_path / "run"
+
+    return run
+
+
+def test_a_run_that_fails_while_its_checkpoint_waits_for_a_vote_ends(failing):
+    class Votes(SaveVotes):
+        """Of a rank that votes only once it has heard of the failure.
+
+        Before that it may be waiting, in a collective, for the very rank that has failed.
+        """
+
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.is_stopped = threading.Event()
+
+        def stop(self, why):
+            super().stop(why)
+            self.is_stopped.set()
+
+        def hurry(self, why):
+            super().hurry(why, wait_s=0.01)
+
+        def wait_begun(self, step):
+            assert self.is_stopped.wait(60)
+            return super().wait_begun(step)
+
+    assert not [*failing(Votes).glob("step-*")]
+
+
+def test_a_checkpoint_that_all_ranks_are_writing_outlives_a_failure(failing):
+    failed, have_all = set(), threading.Event()
+
+    class Votes(SaveVotes):
+        """Of a rank that votes once both ranks have failed."""
+
+        def hurry(self, why):
+            super().hurry(why)
+            failed.add(self)
+            if len(failed) == 2:
+                have_all.set()
+
+        def wait_begun(self, step):
+            assert have_all.wait(60)
+            return super().wait_begun(step)
+
+    assert saved(failing(Votes))[0] == 2

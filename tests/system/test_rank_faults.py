@@ -1,5 +1,6 @@
 """Launched ranks of a training, one of which does something bad: told once, and nothing is left."""
 
+import functools
 import json
 import mmap
 import re
@@ -31,13 +32,28 @@ GOES_ON = {(1, "step", "stop"), (0, "step", "kill"), (0, "checkpoint", "kill")}
 """After which the same launch goes on from the newest checkpoint."""
 
 
+SWITCHED = [
+    (0, "data", "exit"),
+    (0, "step", "kill"),
+    (1, "step", "stop"),
+    (0, "checkpoint", "kill"),
+    (1, "last", "raise"),
+]
+"""Cells of a training in which plans take turns; what is said is the same."""
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """What rank 0 tells of a training in which nothing happens."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    ended = outcome(folder, NO_FAULTS)
-    assert ended.code == 0, ended.err
-    return json.loads((folder / "told.json").read_text())
+    """Return a function that returns what rank 0 tells of a training in which nothing happens."""
+
+    @functools.cache
+    def told(*words):
+        folder = tmp_path_factory.mktemp("undisturbed")
+        ended = outcome(folder, NO_FAULTS, *words)
+        assert ended.code == 0, ended.err
+        return json.loads((folder / "told.json").read_text())
+
+    return told
 
 
 def test_cells_name_phases_and_faults_there_are():
@@ -48,18 +64,28 @@ def test_cells_name_phases_and_faults_there_are():
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell)))
 def test_a_fault_is_told_once_and_leaves_nothing_behind(tmp_path, undisturbed, cell):
-    ended = outcome(tmp_path, {1: cell})
+    assert_told(tmp_path, undisturbed, cell)
+
+
+@pytest.mark.thinned(5)
+@pytest.mark.parametrize("cell", SWITCHED, ids=lambda cell: "-".join(map(str, cell)))
+def test_a_fault_while_plans_take_turns_is_told_as_with_one_plan(tmp_path, undisturbed, cell):
+    assert_told(tmp_path, undisturbed, cell, "shapes")
+
+
+def assert_told(tmp_path, undisturbed, cell, *words):
+    ended = outcome(tmp_path, {1: cell}, *words)
     code, said = CELLS[cell]
     assert ended.code == code, ended.err
     assert re.search(f"^actorflow launch: {said}", ended.err, re.DOTALL | re.MULTILINE), ended.err
     assert ended.err.count("actorflow launch:") == 1
     assert not ended.left
     if cell in GOES_ON:
-        again = outcome(tmp_path, NO_FAULTS)
+        again = outcome(tmp_path, NO_FAULTS, *words)
         assert again.code == 0, again.err
         told = json.loads((tmp_path / "told.json").read_text())
-        assert told["state"] == undisturbed["state"]
-        assert told["losses"].items() <= undisturbed["losses"].items()
+        assert told["state"] == undisturbed(*words)["state"]
+        assert told["losses"].items() <= undisturbed(*words)["losses"].items()
         assert str(STEPS) in told["losses"]
 
 

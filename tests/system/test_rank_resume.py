@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import time
 
@@ -176,3 +177,32 @@ def test_a_stop_is_saved_after_the_step_that_all_end_with(start, tmp_path):
     os.kill(process.pid, signal.SIGTERM)
     end_of(process)
     assert newest_step(tmp_path / "run") == max(losses(log))
+
+
+ALONE = """
+import os, signal
+import numpy as np
+import actorflow as af
+from actorflow import nn
+
+@af.job(optimizer=af.optim.SGD(0.1))
+def train(model, batch):
+    return af.mse_loss(model(batch.x), batch.x)
+
+def on_step(step, metrics):
+    if os.environ["ACTORFLOW_EPOCH"] == "1" and step == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+x = np.ones((8, 4), np.float32)
+train.fit(nn.Linear(4, 4), af.data.ArraySource({"x": x}, batch=4), steps=8,
+          checkpoint="run", every=1, on_step=on_step)
+"""
+
+
+def test_a_single_rank_that_is_launched_has_epochs_too(tmp_path, native_toolchain):
+    with launcher(tmp_path) as begin:
+        code, out, err = end_of(begin(ALONE, n=1, restarts=1))
+    assert code == 0, f"{out}\n{err}"
+    # The rank may be killed while the newest state is on its way to the disk.
+    assert re.search(r"resumed from the checkpoint of step [1-6] in epoch 2", out + err)
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["epoch"] == 2

@@ -8,7 +8,7 @@ import sys
 import pytest
 from error_texts import raises
 
-from actors.kernels.library import runtime
+from actors.kernels.library import toolchain
 from compiler.contract.errors import DeviceError
 
 pytestmark = [
@@ -99,7 +99,7 @@ def test_a_compiler_that_no_descriptor_is_left_for_is_not_missing(monkeypatch, n
 
     monkeypatch.setattr(subprocess, "run", run)
     with raises(DeviceError):
-        runtime._version(command)
+        toolchain._version(command)
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.ENOEXEC])
@@ -108,4 +108,4 @@ def test_a_compiler_that_cannot_be_started_is_none(monkeypatch, number):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert runtime._version(("cc",)) is None
+    assert toolchain._version(("cc",)) is None

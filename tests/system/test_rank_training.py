@@ -12,6 +12,7 @@ from rank_trainings import (
     assert_trained,
     images,
     loss_and_states,
+    loss_by_weight,
     on_ranks,
 )
 
@@ -32,6 +33,14 @@ TRAININGS = {
     "an uneven batch": (Training(data=lambda: images(7)), [{"data": 2}, {"data": 3}]),
     "several batches": (Training(options={"accumulate": 2}), [{"data": 2}]),
     "several batches, zero": (Training(options={"accumulate": 2, "zero": True}), [{"data": 2}]),
+    "several batches by weight": (
+        Training(options={"accumulate": 2, "zero": True, "clip_norm": 0.1}, fn=loss_by_weight),
+        [{"data": 2}],
+    ),
+    "several batches by weight, stages": (
+        Training(Staged, options={"accumulate": 2}, fn=loss_by_weight),
+        [{"stage": 3}, {"stage": 3, "data": 2}],
+    ),
     "norms": (Training(options={"clip_norm": 0.1}), [{"data": 2}]),
     "averages": (Training(options={"ema": 0.9}), [{"data": 2}]),
     "averages, zero": (Training(options={"ema": 0.9, "zero": True}), [{"data": 2}]),

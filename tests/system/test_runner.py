@@ -135,6 +135,22 @@ def test_data_that_ends_early_is_said(mlp, classify, capsys):
     assert "the data ended after step 2 of 10" in capsys.readouterr().out
 
 
+@pytest.mark.host("what a stream of a device waits for is not known")
+def test_a_run_says_how_long_its_steps_waited_for_data(mlp, classify, classification, capsys):
+    result = classify().fit(mlp(), classification(), steps=3, progress=False)
+    assert 0 <= result.data_wait <= 1
+    table, rng = next(classification(batch=320)), np.random.default_rng(0)
+
+    def slow(sample):  # some milliseconds beside a step of a few tenths of one
+        np.sort(rng.normal(size=20_000))
+        return sample
+
+    data = af.data.from_arrays(table).map(slow).batch(16)
+    share = classify().fit(mlp(), data, steps=8).data_wait
+    assert 0.05 < share <= 1
+    assert f"steps waited for data {share:.0%} of the time" in capsys.readouterr().out
+
+
 def rows(count=32, **options):
     x = np.zeros((count, 8), np.float32)
     return af.data.ArraySource({"x": x, "y": np.zeros(count, np.int32)}, batch=16, **options)

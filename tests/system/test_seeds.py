@@ -1,11 +1,16 @@
 """The seed of a job and of a run: the same one gives the same bits, another costs no plan."""
 
+import random
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from error_texts import raises
 from jobs import assert_same
 
 import actorflow as af
+from actorflow.environment.default_seed import default_seed
 
 
 def run(train, model, source, **options):
@@ -79,3 +84,22 @@ def test_a_resumed_run_needs_the_seed_it_began_with(fitted, tmp_path):
 def test_what_is_no_seed_is_an_error(fitted, seed):
     with raises(af.CompileError):
         fitted(seed=seed)
+
+
+def test_everything_is_seeded_and_torch_where_it_is_there(monkeypatch):
+    seeds = []
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(manual_seed=seeds.append))
+    states, before = (random.getstate(), np.random.get_state()), default_seed()
+    try:
+        assert af.seed_everything(7) == 7
+        assert (random.random(), np.random.random()) == (
+            random.Random(7).random(), np.random.RandomState(7).random()
+        )  # fmt: skip
+        assert (default_seed(), seeds) == (7, [7])
+        for wrong in (-1, 1 << 32, 1.0):
+            with raises(af.CompileError):
+                af.seed_everything(wrong)
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        af.seed(before)

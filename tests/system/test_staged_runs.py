@@ -162,3 +162,26 @@ def test_a_job_is_refused_whose_stages_are_not_those_of_its_mesh():
     job = af.job(fn, mesh=af.Mesh(stage=3), optimizer=af.optim.SGD(0.1))
     with raises(af.CompileError):
         job.compile(model(2), spec)
+
+
+class CountsTwice(Layers):
+    """Both stages assign one buffer, which one rank stores."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.seen = nn.Buffer(())
+
+    def __call__(self, x):
+        with af.stage(0):
+            self.seen.assign(self.seen + x.mean())
+        y = super().__call__(x)
+        with af.stage(1):
+            self.seen.assign(self.seen + y.mean())
+        return y
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_buffer_that_two_stages_assign_is_refused_with_both_lines(rank):
+    job = af.job(squares, optimizer=af.optim.SGD(0.1), mesh=af.Mesh(stage=2))
+    with raises(af.CompileError):
+        job.compile(CountsTwice(2), ROWS, rank=rank)

@@ -81,21 +81,28 @@ def test_a_fit_that_gets_no_thread_says_so_and_can_be_done_again(job, broken_sta
     job.fit()
 
 
-@pytest.mark.parametrize("way", ["stream", "step"])
 @pytest.mark.parametrize("name", ["data", "dispatch"])
-def test_a_stream_or_step_that_gets_no_thread_too(job, broken_start, way, name):
+def test_a_stream_that_gets_no_thread_too(job, broken_start, name):
     broken_start(name, RuntimeError("can't start new thread"))
     with raises(af.DeviceError):
-        getattr(job, way)()
+        job.stream()
     broken_start.mend()
-    getattr(job, way)()
+    job.stream()
+
+
+@pytest.mark.host("a device has streams of its own")
+@pytest.mark.one_device("several have streams")
+def test_a_step_takes_no_thread(job, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        job.step()
 
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("name", ["data", "metrics", "dispatch", "watchdog"])
 def test_an_interrupt_in_the_middle_of_a_start_leaves_no_thread(job, broken_start, name, after):
     broken_start(name, KeyboardInterrupt(), after=after)
-    for way in (job.fit, job.step) if name == "watchdog" else (job.fit, job.step, job.stream):
+    for way in (job.fit,) if name == "watchdog" else (job.fit, job.stream):
         with pytest.raises(KeyboardInterrupt):
             way()
     broken_start.mend()
@@ -144,7 +151,7 @@ def test_a_directory_that_another_run_holds_is_refused_before_anything_starts(jo
     job.fit()
 
 
-@pytest.mark.parametrize("way", ["fit", "stream", "step"])
+@pytest.mark.parametrize("way", ["fit", "stream"])
 def test_a_process_that_got_no_thread_can_end(start_python, way):
     program = start_python(
         """
@@ -162,10 +169,8 @@ def test_a_process_that_got_no_thread_can_end(start_python, way):
         def run(way):
             if way == "fit":
                 train.fit(model, data, steps=2, checkpoint="run")
-            elif way == "stream":
-                list(train.stream(model, data, steps=2))
             else:
-                train.step(model, next(data))
+                list(train.stream(model, data, steps=2))
 
         threading.stack_size(1 << 46)  # the system has no room for such a thread
         try:

@@ -138,7 +138,7 @@ def test_the_output_follows_a_stdout_that_is_replaced_in_the_middle(start_python
     print("followed")
     """
     )
-    program.until("plan '")
+    program.until(" parameters on host:0")
     program.until("followed")
     assert program.finish()[0] == 0
 

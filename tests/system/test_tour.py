@@ -54,6 +54,23 @@ def test_the_code_about_training_runs_top_to_bottom(run_python):
     run_python("\n".join(blocks))
 
 
+def test_the_code_about_callbacks_runs_top_to_bottom(run_python):
+    run_python("\n".join(blocks_of(ROOT / "docs" / "callbacks.md")))
+
+
+@pytest.mark.parametrize(("page", "steps"), [("index", 200), ("long_runs", 400)])
+def test_a_run_of_the_page_that_is_done_does_nothing_when_it_is_started_again(
+    run_python, page, steps
+):
+    code = "\n".join(blocks_of(ROOT / "docs" / f"{page}.md"))
+    assert f"step {steps}/{steps}" in run_python(code).stdout
+    assert f"nothing to do: {steps} steps are done" in run_python(code).stdout
+
+
+def test_the_code_about_lengths_runs_top_to_bottom(run_python):
+    run_python("\n".join(blocks_of(ROOT / "docs" / "lengths.md")))
+
+
 def test_the_code_about_onnx_runs_top_to_bottom(run_python):
     pytest.importorskip("onnx", reason="needs onnx, of the extra [onnx]")
     run_python("\n".join(blocks_of(ROOT / "docs" / "onnx.md")))
@@ -64,6 +81,13 @@ def test_the_code_about_weights_runs_top_to_bottom(run_python):
     assert len(blocks) >= 6
     done = run_python("\n".join(blocks))
     assert done.stdout.startswith("5 loaded, missing nothing, unused nothing\n")
+
+
+@pytest.mark.host("the plan that the page looks at is one for the host")
+def test_the_code_about_generating_text_runs_top_to_bottom(run_python):
+    blocks = blocks_of(ROOT / "docs" / "generate.md")
+    assert len(blocks) >= 4
+    run_python("\n".join(blocks), PYTHONPATH=str(ROOT / "examples"))
 
 
 @pytest.mark.host("eager mode computes on the host")
@@ -83,8 +107,9 @@ def test_the_code_about_debugging_runs_top_to_bottom(run_python):
     assert done.stdout.count("h: mean") >= 8
 
 
-def test_the_code_about_optimizers_runs(run_python):
-    run_python("\n".join(blocks_of(ROOT / "docs" / "optimizers.md")))
+@pytest.mark.parametrize("page", ["from_torch.md", "optimizers.md"])
+def test_the_code_of_a_page_runs(page, run_python):
+    run_python("\n".join(blocks_of(ROOT / "docs" / page)))
 
 
 def test_the_readme_example_is_the_shipped_example_in_short(run_python):
@@ -98,14 +123,14 @@ def test_the_readme_example_is_the_shipped_example_in_short(run_python):
     assert "step 2/2" in done.stdout
 
 
-def test_the_readmes_model_of_ones_own_learns(run_python):
-    done = run_python(blocks_of(ROOT / "README.md")[1])
+def test_the_model_of_the_page_to_start_with_learns(run_python):
+    done = run_python(blocks_of(ROOT / "docs" / "start.md")[0])
     accuracies = [float(line) for line in done.stdout.splitlines()[-3:]]
     assert min(accuracies) > 0.8
 
 
-def test_the_readmes_evaluation_runs_between_the_steps(run_python):
-    done = run_python("\n".join(blocks_of(ROOT / "README.md")[1:4]))
+def test_the_evaluation_of_the_page_to_start_with_runs_between_the_steps(run_python):
+    done = run_python("\n".join(blocks_of(ROOT / "docs" / "start.md")[:3]))
     rows = [line.split() for line in done.stdout.splitlines()[-4:]]
     assert [step for step, _ in rows] == ["25", "50", "75", "100"]
     assert float(rows[-1][1]) > 0.8
@@ -122,7 +147,7 @@ def test_the_example_trains_samples_and_resumes(tmp_path):
         ).stdout  # fmt: skip
 
     first = demo(2)
-    assert "plan 'train'" in first
+    assert "437,888 parameters on host:0" in first
     assert "step 2/2" in first
     second = demo(3)
     assert "resumed from the checkpoint of step 2" in second

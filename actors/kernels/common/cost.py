@@ -35,7 +35,7 @@ DISTANCES_BYTES = (1 << 20, 4 << 20, 16 << 20, 32 << 20, 64 << 20)
 FACTORS = (1 << 16, 1 << 20)
 """Elements of the second factors of the measured products."""
 
-HELPERS_SPIN_NS = 40_000.0
+HELPERS_SPIN_NS = 100_000.0
 """As in runtime.c: threads without work for longer sleep, and are woken by the next shared launch,
 which then begins later."""
 

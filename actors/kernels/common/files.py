@@ -97,7 +97,7 @@ def replace_file(path: Path, content: bytes) -> None:
     Raises OSError, and leaves nothing else in the folder then.
     """
     make_private(path.parent)
-    replace_regular(path, content, is_shared=True)
+    replace_regular(path, content, is_shared=True, mode=0o600)
 
 
 # A cache is bounded by bytes, of which what was used last is kept, and by age. When a file was used

@@ -39,7 +39,13 @@ BLOCK_ROWS = 256
 TILE_ROWS, TILE_COLUMNS = 128, 128
 """Rows and columns of a tile, at least: with 64 columns a library is some 10 % slower."""
 
-_ROW_STEP, _COLUMN_STEP = 16, 64
+COLUMN_BYTES = 512 << 10
+"""Bytes of b that a chunk under `ThreadCut.COLUMNS` reads, about: some 50 us on one core."""
+
+ROW_STEP = 16
+"""Chunks of rows begin at multiples of it."""
+
+_COLUMN_STEP = 64
 _FULL_ITEMSIZE = 4
 
 
@@ -49,18 +55,21 @@ class ThreadCut(Enum):
     Rows leave the libraries the dense matrices that they like best, and an epilogue its whole rows;
     blocks are many of them, which a library can go over in the order that its caches like; halves
     are two chunks of them, for matrices with few rows; tiles make enough chunks of a matrix
-    with few rows. Which is faster depends on the shape.
+    with few rows, and an epilogue then waits for all of them, as it does for columns of all rows,
+    which share the bytes of b where reading them takes the time. Which is faster depends on the
+    shape.
     """
 
     ROWS = "rows"
     BLOCKS = "blocks"
     HALVES = "halves"
     TILES = "tiles"
+    COLUMNS = "columns"
 
     @property
     def has_whole_rows(self) -> bool:
         """Whether a chunk has all columns of its rows."""
-        return self is not ThreadCut.TILES
+        return self not in (ThreadCut.TILES, ThreadCut.COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +281,7 @@ def _is_matrix(side: Side, rows: int, columns: int) -> bool:
 
 def chunks_of(gemm: Gemm, cut: ThreadCut) -> tuple[Chunk, ...]:
     """Return the chunks of a product: pieces of a matrix, or runs of a batch."""
-    num_chunks, places = _num_wanted(gemm), _places(gemm)
+    num_chunks, places = _num_wanted(gemm, cut), _places(gemm)
     if len(places) >= num_chunks:
         per_chunk = -(-len(places) // num_chunks)
         calls = [_call(gemm, place, 0, 0, gemm.m, gemm.n) for place in places]
@@ -288,7 +297,9 @@ def chunks_of(gemm: Gemm, cut: ThreadCut) -> tuple[Chunk, ...]:
     return tuple([Chunk((call,), call.row, call.rows) for call in pieces])
 
 
-def _num_wanted(gemm: Gemm) -> int:
+def _num_wanted(gemm: Gemm, cut: ThreadCut) -> int:
+    if cut is ThreadCut.COLUMNS:
+        return max(1, min(gemm.n * gemm.k * gemm.dtype.itemsize // COLUMN_BYTES, MAX_CHUNKS))
     # Types half as wide are multiplied about twice as fast, so a chunk of them has more.
     flops = gemm.flops * gemm.dtype.itemsize // _FULL_ITEMSIZE
     few = min(flops // CHUNK_FLOPS, ENOUGH_CHUNKS)
@@ -297,13 +308,15 @@ def _num_wanted(gemm: Gemm) -> int:
 
 def _piece(gemm: Gemm, wanted: int, cut: ThreadCut) -> tuple[int, int]:
     """Return rows and columns of a piece, so that a matrix has about `wanted`."""
+    if cut is ThreadCut.COLUMNS:
+        return gemm.m, _up_to(-(-gemm.n // wanted), TILE_COLUMNS)
     if cut.has_whole_rows:
         least = BLOCK_ROWS if cut is ThreadCut.BLOCKS else MIN_ROWS
         by_rows = min(wanted, -(-gemm.m // least), 2 if cut is ThreadCut.HALVES else wanted)
-        return _up_to(-(-gemm.m // by_rows), _ROW_STEP), gemm.n
+        return _up_to(-(-gemm.m // by_rows), ROW_STEP), gemm.n
     by_rows = min(wanted, -(-gemm.m // TILE_ROWS))
     by_columns = max(1, min(-(-wanted // by_rows), gemm.n // TILE_COLUMNS))
-    rows = _up_to(-(-gemm.m // by_rows), _ROW_STEP)
+    rows = _up_to(-(-gemm.m // by_rows), ROW_STEP)
     return rows, _up_to(-(-gemm.n // by_columns), _COLUMN_STEP)
 
 

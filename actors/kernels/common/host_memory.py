@@ -6,7 +6,9 @@ these ops in C and in CUDA take their addresses and strides from the same views.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial, reduce
 
 import numpy as np
@@ -28,21 +30,45 @@ from actors.kernels.common.kernel import (
 )
 from actors.machine.protocol import Array, Arrays, Launch
 from compiler.contract.errors import InternalError
+from compiler.contract.host_arrays import aligned_empty
 from compiler.contract.placement import Memory
 from compiler.contract.types import TensorType, numpy_dtype
 
+_MAPPED_BYTES = 1 << 20
+"""Blocks of so many bytes have pages of their own."""
+
+_HUGE_BYTES = 4 << 20
+"""Blocks of so many bytes ask for huge pages, as numpy does for its arrays."""
+
 
 def allocate(size_bytes: int, alignment: int, memory: Memory) -> Array:
-    """Return a block; see `DeviceStore.allocate`. Memory is ordinary whatever is asked for."""
+    """Return a block; see `DeviceStore.allocate`. Memory is ordinary whatever is asked for.
+
+    Of a large block only what is touched takes memory, and the system has it back with the block.
+    """
     if memory is Memory.SHARED:
         raise InternalError("shared memory of ranks is allocated by their communicator")
     try:
-        block = np.empty(size_bytes + alignment, np.uint8)
-    except ValueError as error:  # more than numpy can address
+        if size_bytes < _MAPPED_BYTES or not hasattr(mmap, "MAP_PRIVATE"):
+            block: Array = np.empty(size_bytes + alignment, np.uint8)
+        else:
+            block = _mapped(size_bytes + alignment)
+    # More than numpy can address, and more than the system gives.
+    except (ValueError, OverflowError, OSError) as error:
         raise MemoryError(str(error)) from error
     # In Python a remainder is never negative: the bytes up to the next multiple.
     start = -block.ctypes.data % alignment
     return block[start : start + size_bytes]
+
+
+def _mapped(size_bytes: int) -> Array:
+    """Return pages fresh from the system; malloc may give those that another array has touched."""
+    # Private: a forked child has a copy, as of any other array.
+    pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size_bytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a system without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)
 
 
 def view_on(
@@ -58,7 +84,9 @@ def view_on(
 
 def read(view: Array) -> Array:
     """Return a copy."""
-    return np.array(view)
+    copy = aligned_empty(view.shape, view.dtype)
+    np.copyto(copy, view)
+    return copy
 
 
 def write(view: Array, array: Array) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 
@@ -16,9 +16,9 @@ from actors.kernels.cuda.convolution import plan_convolution, plan_pooling
 from actors.kernels.cuda.cudnn_convolution import is_offered, plan_cudnn_convolution
 from actors.kernels.cuda.cudnn_library import CUDNN, ORDERED_GRADIENT, CudnnLibrary
 from actors.kernels.cuda.fused import plan_joined, plan_program
-from actors.kernels.cuda.kernel import CudaKernel, CudaPlan, Gpu, gpu_named
+from actors.kernels.cuda.kernel import CudaKernel, Gpu, gpu_named
 from actors.kernels.cuda.matmul import plan_matmul
-from actors.kernels.cuda.movement import plan_copies
+from actors.kernels.cuda.movement import Planning, plan_copies, with_copies
 from actors.kernels.cuda.region import plan_region
 
 GENERATION = 8
@@ -41,20 +41,18 @@ _INSTEAD = {
 """What to do about an op that has no kernel."""
 
 
-Planning = Callable[[Gpu, Attrs, Operands, Operands], CudaPlan | None]
-
-
 def _plans() -> Iterator[tuple[str, str, Planning]]:
     """Yield names, ops and planning functions, in order of preference."""
     yield "cuda.fused", "fused", plan_program
     yield "cuda.matmul", "matmul", plan_matmul
     yield "cuda.region", "region", plan_region
-    yield "cuda.embedding", "embedding", embedding.plan_embedding
-    yield "cuda.embedding_grad", "embedding_grad", embedding.plan_gradient
-    yield "cuda.last_place", "last_place", embedding.plan_last_place
-    yield "cuda.argsort", "argsort", reduce.plan_argsort
-    yield "cuda.recurrence", "recurrence", reduce.plan_recurrence
-    yield "cuda.embedding_update", "embedding_update", embedding.plan_update
+    yield "cuda.embedding", "embedding", with_copies(embedding.plan_embedding)
+    yield "cuda.embedding_grad", "embedding_grad", with_copies(embedding.plan_gradient)
+    yield "cuda.last_place", "last_place", with_copies(embedding.plan_last_place)
+    yield "cuda.put_rows", "put_rows", with_copies(embedding.plan_put_rows)
+    yield "cuda.argsort", "argsort", with_copies(reduce.plan_argsort)
+    yield "cuda.recurrence", "recurrence", with_copies(reduce.plan_recurrence)
+    yield "cuda.embedding_update", "embedding_update", with_copies(embedding.plan_update)
     yield "cuda.joined_updates", "joined_updates", plan_joined
     yield f"{CUDNN}attention", "attention", cudnn_attention.plan_attention
     yield f"{CUDNN}attention_grad", "attention_grad", cudnn_attention.plan_gradient
@@ -70,7 +68,7 @@ def _plans() -> Iterator[tuple[str, str, Planning]]:
     yield from [(f"cuda.{op}", op, partial(plan_pooling, op)) for op in POOLING_OPS]
     yield from [(f"cuda.{op}", op, partial(plan_copies, op)) for op in COPIES]
     sums = ("sum", "mean", "max")
-    yield from [(f"cuda.{op}", op, partial(reduce.plan_reduce, op)) for op in sums]
+    yield from [(f"cuda.{op}", op, with_copies(partial(reduce.plan_reduce, op))) for op in sums]
 
 
 def kernels_on(gpu: Gpu) -> Mapping[str, CudaKernel]:

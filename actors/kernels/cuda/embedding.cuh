@@ -103,6 +103,34 @@ AF_KERNEL NAME_last(AF_ARGUMENTS(NAME_last) arguments) {
     }
 }
 
+/* Rows into a table, in units of bytes, a unit a thread: of equal ids the one that `last` names. */
+typedef struct {
+    NAME_ids ids;
+    const int32_t *last;
+    const char *rows;
+    char *out;
+    int64_t num_rows, num_units, unit;
+    NAME_places places; /* of the units of rows */
+} NAME_put_arguments;
+
+AF_KERNEL NAME_put(AF_ARGUMENTS(NAME_put) arguments) {
+    const NAME_put_arguments *a = &arguments;
+    const int64_t first = AF_BLOCK * AF_NUM_THREADS + AF_THREAD;
+    if (first >= a->ids.num * a->num_units) return;
+    const int64_t place = first / a->num_units, unit = first % a->num_units;
+    const int64_t id = NAME_id(&a->ids, place);
+    if ((uint64_t)id >= (uint64_t)a->num_rows || a->last[id] != place) return;
+    const char *source = a->rows + NAME_offset(&a->places, first);
+    char *target = a->out + (id * a->num_units + unit) * a->unit;
+    switch (a->unit) {
+    case 16: *(af_16_bytes *)AF_ALIGNED(target, 16) = *(const af_16_bytes *)AF_ALIGNED(source, 16); break;
+    case 8: *(uint64_t *)AF_ALIGNED(target, 8) = *(const uint64_t *)AF_ALIGNED(source, 8); break;
+    case 4: *(uint32_t *)AF_ALIGNED(target, 4) = *(const uint32_t *)AF_ALIGNED(source, 4); break;
+    case 2: *(uint16_t *)AF_ALIGNED(target, 2) = *(const uint16_t *)AF_ALIGNED(source, 2); break;
+    default: *target = *source;
+    }
+}
+
 /* Ids as keys to sort by. What is no row comes last, as the row after the last. */
 typedef struct {
     NAME_ids ids;

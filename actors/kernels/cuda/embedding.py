@@ -23,6 +23,7 @@ from actors.kernels.common.kernel import (
     axes_of,
     fused_program,
     integer,
+    is_dense,
     size_bytes,
 )
 from actors.kernels.common.strides import MAX_OUTER, collapse_axes
@@ -50,6 +51,7 @@ from actors.kernels.cuda.kernel import (
     places_words,
     status_of,
 )
+from actors.kernels.cuda.movement import plan_copies
 from actors.kernels.cuda.programs import scheduled_for_device
 from actors.kernels.program import values as words
 from actors.kernels.program.stages import block, scalar_values, scalars_function, skip_line, structs
@@ -59,6 +61,7 @@ from actors.kernels.program.values import (
     storage_of,
     store,
 )
+from compiler.contract.attrs import NO_ATTRS
 from compiler.contract.program import GRADIENT, FusedProgram, is_by_elements
 from compiler.contract.types import DType, TensorType, numpy_dtype
 
@@ -245,7 +248,8 @@ def block_of(columns: int) -> tuple[int, int]:
 @functools.cache
 def text_of_ids() -> KernelText:
     """Return the text of what is done by ids alone: rows picked, and keys made."""
-    names, text = ("NAME_gather", "NAME_keys", "NAME_last"), file_text("embedding.cuh")
+    names = ("NAME_gather", "NAME_keys", "NAME_last", "NAME_put")
+    text = file_text("embedding.cuh")
     return KernelText.of("embedding", text, names, "rows by id", has_exchanges=False)
 
 
@@ -360,6 +364,63 @@ def plan_last_place(gpu: Gpu, attrs: Attrs, inputs: Operands, outputs: Operands)
 
     duration_ns = 2 * gpu.call_ns + gpu.bytes_ns(moved_bytes)
     return KernelPlan(KernelNeeds(duration_ns=duration_ns), bind)
+
+
+def plan_put_rows(gpu: Gpu, attrs: Attrs, inputs: Operands, outputs: Operands) -> CudaPlan | None:
+    """Plan `put_rows`(x, ids, rows) -> x with rows at ids; attrs depth.
+
+    It takes an x that lies anyhow and a dense output, which may lie over a dense x; scratch is the
+    last place of each id.
+    """
+    (x, ids, rows), (out,) = inputs, outputs
+    axes = collapse_axes(rows.shape, (rows.strides_bytes,), in_order=True)
+    if not (are_ids(ids) and out.is_dense and len(axes) < MAX_OUTER):
+        return None
+    count, num = math.prod(x.shape[: integer(attrs, "depth")]), ids.type.num_elements
+    pieces = (Piece((count,), np.dtype(np.int32)),)
+    last = Operand(TensorType(DType.INT32, (count,)), 0, (4,))
+    places = plan_last_place(gpu, attrs, (ids,), (last,))
+    whole = plan_copies("copy", gpu, NO_ATTRS, (x,), (out,))
+    if places is None or whole is None:
+        return None
+
+    def bind(inputs: PlacedViews, outputs: PlacedViews, workspace: Scratch) -> LaunchCalls:
+        x, ids, rows, out = on_device((*inputs, *outputs))
+        (at,) = carve(workspace, pieces)
+        copies = whole.bind((x,), (out,), None) if x.address != out.address else ()
+        if not rows.type.num_elements:
+            return copies
+        scratch = DeviceView(at, last.type, last.strides_bytes)
+        unit, shape, steps = _row_units(rows, out, len(ids.shape))
+        num_units = math.prod(shape) // num
+        text, blocks = text_of_ids(), -(-num * num_units // BLOCK)
+        arguments = (
+            *(*ids_words(ids), at, rows.address, out.address, count, num_units, unit),
+            *places_words(shape, steps),
+        )
+        put = RunKernel(text, text.kernels[3], blocks, BLOCK, arguments)
+        return (*places.bind(inputs[1:2], (scratch,), None), *copies, put)
+
+    moved_bytes = 2.0 * rows.type.size_bytes
+    duration_ns = places.needs.duration_ns + gpu.call_ns + gpu.bytes_ns(moved_bytes)
+    if x.is_dense:
+        return KernelPlan(KernelNeeds(size_bytes(pieces), ((0, 0),), duration_ns), bind)
+    # Nothing can lie over it, so that all of it is copied.
+    duration_ns += whole.needs.duration_ns
+    return KernelPlan(KernelNeeds(size_bytes(pieces), duration_ns=duration_ns), bind)
+
+
+def _row_units(
+    rows: DeviceView, out: DeviceView, rank: int
+) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Return the bytes that a thread copies, and how such units of rows lie: extents and steps."""
+    item, tail = rows.dtype.itemsize, rows.strides_bytes[rank:]
+    if not is_dense(rows.shape[rank:], tail, item):
+        return item, rows.shape, rows.strides_bytes
+    size, lead = math.prod(rows.shape[rank:]) * item, rows.strides_bytes[:rank]
+    lie = (rows.address, out.address, size, *lead)
+    unit = next((unit for unit in _UNITS if not any([at % unit for at in lie])), 1)
+    return unit, (*rows.shape[:rank], size // unit), (*lead, unit)
 
 
 # "cuda.embedding_update": the rows of dy are added up by id (`RowSums`); then the program of the

@@ -292,7 +292,9 @@ class _CudaEmitter:
             shared = [f"AF_SHARED_OF_LAUNCH(char, shared, {count});"]
         body = [*shared, *self._start(), *text, "(void)exchange, (void)sums;"]
         if has_sums:
-            return self._kernel("rows", summing_threads(self.program), body)
+            is_shared = self.sums is SumPlace.SHARED
+            threads = summing_threads(self.program) if is_shared else MAX_THREADS
+            return self._kernel("rows", threads, body)
         bound = "TWO_UP_TO" if self.reductions and self._is_small() else "UP_TO"
         return self._kernel("rows", MAX_THREADS, body, bound)
 

@@ -240,10 +240,12 @@ def is_paired(program: FusedProgram) -> bool:
 
 
 def summing_threads(program: FusedProgram) -> int:
-    """Return the threads of a multiprocessor that reduce rows and add up columns.
+    """Return the threads of a multiprocessor that reduce rows and add up columns in shared memory.
 
-    They wait for a row, for each other and for sums in shared memory: half as many again do so
-    beside, where 80 registers will do. Random bits and doubles need more.
+    They wait for a row, for each other and for the sums: half as many again do so beside, where 80
+    registers will do. Random bits and doubles need more. So do sums in scratch, whose addresses are
+    twice as wide (20 registers more); they are of rows that take a block of `MAX_THREADS` each, and
+    half as many again are no second block.
     """
     dtypes = {x.dtype for x in program.inputs} | {i.dtype for i in program.instructions}
     num_full = len([entry for entry in program.inputs if entry.kind is Kind.FULL])

@@ -3,13 +3,15 @@
 The views that numpy's kernels make say from where to where; numpy is asked for addresses and
 strides alone, and touches none of these bytes. A copy between places is the plain copy, bound to
 pinned memory on one side: the device reads and writes that where it lies.
+
+A kernel that declines how an input lies is given a dense copy of it (`with_copies`).
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -22,7 +24,15 @@ from actors.kernels.common.host_memory import (
     meta_views,
     written_over,
 )
-from actors.kernels.common.kernel import Attrs, KernelNeeds, KernelPlan, Operands
+from actors.kernels.common.kernel import (
+    Attrs,
+    KernelNeeds,
+    KernelPlan,
+    Operand,
+    Operands,
+    Piece,
+    size_bytes,
+)
 from actors.kernels.common.strides import Axis, columns_of, walk_arrays
 from actors.kernels.cuda.calls import (
     CopyBytes,
@@ -43,9 +53,11 @@ from actors.kernels.cuda.kernel import (
     PlacedViews,
     Scratch,
     address_of,
+    carve,
+    on_device,
 )
 from actors.machine.protocol import Array, Arrays
-from compiler.contract.types import numpy_dtype
+from compiler.contract.types import contiguous_strides, numpy_dtype
 
 # Copies between strided tensors: bytes where both lie alike, else one kernel of two.
 #
@@ -300,6 +312,74 @@ def plan_copies(
         return tuple([call for copy in calls for call in copy])
 
     needs = KernelNeeds(in_place=written_over(op), duration_ns=sum(times))
+    return KernelPlan(needs, bind)
+
+
+# Views of a tensor lie anyhow, by more axes than a kernel walks. The few programs in which that
+# happens pay for a copy, instead of every kernel having a second way to find its elements.
+
+Planning = Callable[[Gpu, Attrs, Operands, Operands], CudaPlan | None]
+"""Plans a kernel for a GPU; None for a call that it does not take."""
+
+
+def with_copies(plan_kernel: Planning) -> Planning:
+    """Return what plans a kernel on dense copies of those inputs that it declines as they lie.
+
+    As few inputs are copied as can be, and none that the kernel may write over. The copies are
+    scratch, behind the kernel's own.
+    """
+
+    def planned(gpu: Gpu, attrs: Attrs, inputs: Operands, outputs: Operands) -> CudaPlan | None:
+        plan = plan_kernel(gpu, attrs, inputs, outputs)
+        if plan is not None:
+            return plan
+        copied = [place for place, x in enumerate(inputs) if not x.is_dense]
+        plan = plan_kernel(gpu, attrs, _dense_at(copied, inputs), outputs)
+        for place in tuple(copied) if plan is not None else ():
+            others = [other for other in copied if other != place]
+            less = plan_kernel(gpu, attrs, _dense_at(others, inputs), outputs)
+            if less is not None:
+                plan, copied = less, others
+        if plan is None or any([place in copied for _, place in plan.needs.in_place]):
+            return None
+        return _copying(gpu, copied, inputs, plan)
+
+    return planned
+
+
+def _dense_at(places: list[int], inputs: Operands) -> Operands:
+    return tuple([_densely(x) if place in places else x for place, x in enumerate(inputs)])
+
+
+def _densely(x: Operand) -> Operand:
+    return Operand(x.type, 0, contiguous_strides(x.shape, x.dtype.itemsize))
+
+
+def _copying(gpu: Gpu, places: list[int], inputs: Operands, plan: CudaPlan) -> CudaPlan:
+    """Return a plan that copies the inputs at `places` and then does what `plan` does."""
+    targets = [_densely(inputs[place]) for place in places]
+    own = Piece((plan.needs.workspace_bytes,), np.dtype(np.uint8))
+    pieces = (own, *[Piece(x.shape, x.dtype) for x in targets])
+    copies = [
+        copy_ns(gpu, *meta_views((target, inputs[place])))
+        for place, target in zip(places, targets, strict=True)
+    ]
+
+    def bind(inputs: PlacedViews, outputs: PlacedViews, workspace: Scratch) -> LaunchCalls:
+        views = [*on_device(inputs)]
+        calls: list[DeviceCall] = []
+        addresses = carve(workspace, pieces)[1:]
+        for place, target, address in zip(places, targets, addresses, strict=True):
+            copy = DeviceView(address, target.type, target.strides_bytes)
+            calls += copy_calls(gpu, seen_as_array(copy), seen_as_array(views[place]))
+            views[place] = copy
+        return (*calls, *plan.bind(tuple(views), outputs, workspace))
+
+    needs = replace(
+        plan.needs,
+        workspace_bytes=size_bytes(pieces),
+        duration_ns=plan.needs.duration_ns + sum(copies),
+    )
     return KernelPlan(needs, bind)
 
 

@@ -260,9 +260,9 @@ def _summing(
     threads = team if team > _WARP else max(_WARP, min(_THREADS, _power_of_2(rows * team)))
     size = threads // team * sum_bytes
     sums = SumPlace.SHARED if size + _BLOCK_OVERHEAD <= gpu.shared_bytes else SumPlace.SCRATCH
-    fit = summing_threads(program) // threads
+    fit = MAX_THREADS // threads
     if sums is SumPlace.SHARED:
-        fit = min(fit, gpu.shared_bytes // (size + _BLOCK_OVERHEAD))
+        fit = min(summing_threads(program) // threads, gpu.shared_bytes // (size + _BLOCK_OVERHEAD))
         # What is not shared memory is cache: more blocks than usual only if it holds their rows.
         row_bytes = threads // team * columns * _bytes_again(program, plan)
         near = gpu.shared_bytes // (size + _BLOCK_OVERHEAD + row_bytes)

@@ -84,7 +84,7 @@ class Probe:
 
     def bind(self, *, on_all_threads: bool) -> Launch:
         """Return the launch, on numbers of its own."""
-        with nullcontext() if on_all_threads else runtime.as_one_thread():
+        with nullcontext() if on_all_threads else runtime.at_most_threads(1):
             name, needs = catalogue.select_kernel(self.op, self.attrs, self.inputs, self.outputs)
             raw = np.zeros(needs.workspace_bytes + ALIGNMENT_BYTES, np.uint8)
             start = -raw.ctypes.data % ALIGNMENT_BYTES

@@ -271,7 +271,7 @@ def needs_of(
     The workspace is that of one thread: with more room, more threads take part.
     """
     # The plan may come from a machine with fewer threads and have no more room.
-    with runtime.as_one_thread():
+    with runtime.at_most_threads(1):
         plan = None if is_refused(kernel.name) else kernel.plan(attrs, inputs, outputs)
     return None if plan is None else plan.needs
 

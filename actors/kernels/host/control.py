@@ -42,7 +42,7 @@ from actors.kernels.library.launch import (
     merge_native_launches,
     native_launch,
 )
-from actors.kernels.library.runtime import CompilerError
+from actors.kernels.library.toolchain import CompilerError
 from actors.machine.protocol import Array, Arrays, Chain, Launch
 from compiler.contract.errors import InternalError
 from compiler.contract.plan import BodyFrame, SubPlan, frame_of

@@ -238,8 +238,11 @@ def _blocked(main: Primitive, argument: int, plain: PlainTensor) -> BlockedTenso
             return BlockedTensor(size, None, None, None)
         there = _reorder(library, here, block_desc)
         back = _reorder(library, block_desc, here)
-        adds = _reorder(library, block_desc, here, adds=True)
-    return None if None in (there, back, adds) else BlockedTensor(size, there, back, adds)
+        # Each primitive has code of its own, so none is made that nobody runs.
+        is_sum = argument == WEIGHTS_GRAD
+        adds = _reorder(library, block_desc, here, adds=True) if is_sum else None
+    is_whole = None not in (there, back) and (adds is not None or not is_sum)
+    return BlockedTensor(size, there, back, adds) if is_whole else None
 
 
 @contextmanager

@@ -32,14 +32,16 @@ Matrices = tuple[Array, Array, Array]
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """What a chunk runs on its rows when they are done: `void f(void *, row0, row1, worker)`.
+    """What is run on rows that are done: `void f(void *, row0, row1, worker)`.
 
+    A chunk runs it on its own rows, or all chunks are made first and it runs on `blocks` of rows.
     `keep` is what must live as long as the launch.
     """
 
     function: int
     arguments: int
     keep: tuple[object, ...] = ()
+    blocks: tuple[tuple[int, int], ...] = ()
 
 
 class Library(Protocol):
@@ -117,11 +119,12 @@ def gemm_launch(
 ) -> NativeLaunch:
     """Return the launch of a product on as many workers as the workspace has room for.
 
-    An epilogue needs a library that cuts whole rows, and a product without a batch. Raises
-    InternalError without them, for a product that the library does not take, and for too small a
-    workspace.
+    An epilogue needs a product without a batch, and blocks unless the library cuts whole rows.
+    Raises InternalError without them, for a product that the library does not take, and for too
+    small a workspace.
     """
-    if epilogue is not None and (gemm.batch or not library.cut.has_whole_rows):
+    has_rows = library.cut.has_whole_rows or (epilogue is not None and epilogue.blocks)
+    if epilogue is not None and (gemm.batch or not has_rows):
         raise InternalError(f"{library.name} leaves no whole rows of {gemm.key} to an epilogue")
     chunks = chunks_of(gemm, library.cut)
     scratch = library.scratch(gemm, chunks)
@@ -143,10 +146,11 @@ def head_words(
     """Return the first words of a block, and what they point to."""
     # Calls of chunk i are those from first[i] to first[i + 1].
     first = np.cumsum([0, *[len(chunk.calls) for chunk in chunks]], dtype=np.int64)
-    rows = np.array([(c.row, c.row + c.rows) for c in chunks], np.int64)
     epilogue = place.epilogue or Epilogue(0, 0)
+    blocks = epilogue.blocks
+    rows = np.array(blocks or [(c.row, c.row + c.rows) for c in chunks], np.int64)
     words: list[Word] = [len(chunks), place.num_workers, address(first), address(rows)]
-    words += [epilogue.function, epilogue.arguments, 0]
+    words += [len(blocks), epilogue.function, epilogue.arguments, 0]
     return words, (first, rows, epilogue, place.workspace)
 
 
@@ -173,6 +177,8 @@ SMALL_FLOPS = 2 * 64**3
 
 SMALL_ROWS, SMALL_COLUMNS = 4, 64
 _LANES = 16
+_UNIT = 4 * _LANES
+"""Elements to a multiple of which gemm.c fills up the rows of few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +239,42 @@ class Small:
         return _product_launch("af_gemm_small", gemm, chunks, arrays, place, 0)
 
 
+FEW_ROWS = 8
+"""Rows of a product that takes about as long as reading b does."""
+
+FEW_BYTES = 64 << 10
+"""A smaller b is in the first-level cache, where the small product multiplies as fast."""
+
+
+@dataclass(frozen=True, slots=True)
+class FewRows:
+    """float32 and bfloat16 with few rows, which read b once, in order and on all threads (gemm.c).
+
+    Sums are float32 in either case.
+    """
+
+    name: str = "c.columns"
+    cut: ThreadCut = ThreadCut.COLUMNS
+
+    def scratch(self, gemm: Gemm, chunks: tuple[Chunk, ...]) -> ProductScratch | None:
+        """Take few rows and a b that is worth it; scratch is a panel of b, or the rows."""
+        is_half = gemm.dtype is DType.BFLOAT16 and gemm.b.column != 1
+        is_float = gemm.dtype is DType.FLOAT32 and gemm.out_dtype is DType.FLOAT32
+        bytes_of_b = gemm.n * gemm.k * gemm.dtype.itemsize
+        is_few = gemm.m <= FEW_ROWS and bytes_of_b >= FEW_BYTES
+        if not (is_half or is_float) or not is_few or gemm.adds or gemm.batch:
+            return None
+        if gemm.b.column == 1:
+            return ProductScratch(4 * gemm.k * _LANES)
+        return ProductScratch(4 * gemm.m * (-(-gemm.k // _UNIT) * _UNIT))
+
+    def launch(
+        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Matrices, place: PackedPlace
+    ) -> NativeLaunch:
+        """Return the launch of gemm.c."""
+        return _product_launch("af_gemm_few_rows", gemm, chunks, arrays, place, 0)
+
+
 def _product_launch(
     function: str,
     gemm: Gemm,
@@ -241,16 +283,17 @@ def _product_launch(
     place: PackedPlace,
     target: int,
 ) -> NativeLaunch:
-    item = gemm.dtype.itemsize
+    item, out_item = gemm.dtype.itemsize, gemm.out_dtype.itemsize
     a, b, out = [address(array) for array in arrays]
     rows = [
-        (c.rows, c.columns, gemm.k, a + c.a * item, b + c.b * item, out + c.out * item)
+        (c.rows, c.columns, gemm.k, a + c.a * item, b + c.b * item, out + c.out * out_item)
         for c in calls_of(chunks)
     ]
     calls = np.array(rows, np.int64)
     words, keep = head_words(chunks, place)
     words += [address(calls), gemm.a.row, gemm.a.column, gemm.b.row, gemm.b.column, gemm.out.row]
     words += [target, float(gemm.adds), place.of_worker(0), aligned(place.scratch.worker_bytes)]
+    words += [item, out_item]
     entry = runtime.address_in("gemm.c", function)
     return native_launch(entry, words, (*keep, calls, *arrays))
 

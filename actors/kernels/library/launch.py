@@ -10,9 +10,10 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from actors.kernels.library import runtime
-from actors.machine.protocol import Chain, Launch
+from actors.machine.protocol import Array, Chain, Launch
 
 Word = int | float | ctypes.c_float
 """What an argument block holds: integers and addresses, doubles; `single` packs a float."""
@@ -27,15 +28,36 @@ class NativeError(Exception):
     """A native launch returned a status other than 0."""
 
 
+@dataclass(slots=True)
+class PackedOperand:
+    """An input that a launch keeps in a form of its own; see `KernelInfo.prepacked_input`.
+
+    `number` is the input's, `note` begins with 0 until it is packed, and `unpack` writes it, as it
+    was, into a dense array of its shape. `plain` keeps the input alive; once it is packed and will
+    never be packed again, who has it set to None may free it.
+    """
+
+    number: int
+    note: Array
+    unpack: Callable[[Array], None]
+    plain: Array | None
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the launch does without the plain input."""
+        return bool(self.note[0])
+
+
 class NativeLaunch:
     """A C function `int32_t f(void *)` with its argument block, made once at load.
 
     `keep` is what must live as long as the launch: arrays, handles, blocks that this one points to.
     `places` are the addresses of the words that say where each operand is, outputs after inputs, of
     a launch that asks nothing else where they are: a loop moves it by these from entry to entry.
+    `packed` is an input that it keeps in a form of its own, which is not among `keep`.
     """
 
-    __slots__ = ("_call", "_explain", "arguments", "function", "keep", "places")
+    __slots__ = ("_call", "_explain", "arguments", "function", "keep", "packed", "places")
 
     def __init__(
         self,
@@ -48,6 +70,7 @@ class NativeLaunch:
         self.function = function
         self.arguments = arguments
         self.keep, self.places = keep, places
+        self.packed: PackedOperand | None = None
         self._explain = explain
         # ctypes releases the interpreter lock in a call, so other threads run meanwhile.
         self._call = _CALLER(function)
@@ -114,11 +137,12 @@ class _CChain(ctypes.Structure):
         ("num_calls", ctypes.c_int64),
         ("where", ctypes.c_int64),
         ("durations_ns", ctypes.POINTER(ctypes.c_int64)),
+        ("max_workers", ctypes.c_int64),
     )
 
 
 class NativeChain:
-    """Native launches in order, as one launch.
+    """Native launches in order, as one launch, on at most the threads that may be used now.
 
     `address` is the argument block, for who makes the call of `runtime.chain_runner` himself.
     """
@@ -128,7 +152,8 @@ class NativeChain:
     def __init__(self, launches: tuple[NativeLaunch, ...]) -> None:
         self.launches = launches
         self._calls = (_CCall * len(launches))(*[_CCall(x.function, x.arguments) for x in launches])
-        self._chain = _CChain(ctypes.cast(self._calls, ctypes.POINTER(_CCall)), len(launches), 0)
+        calls = ctypes.cast(self._calls, ctypes.POINTER(_CCall))
+        self._chain = _CChain(calls, len(launches), 0, None, runtime.num_threads())
         self.address = ctypes.addressof(self._chain)
         self._call = _RUNNER(runtime.chain_runner())
 
@@ -174,7 +199,9 @@ def merge_native_launches(chain: Chain) -> Chain:
 
 
 def _as_one(run: list[NativeLaunch]) -> tuple[Launch, ...]:
-    return tuple(run) if len(run) < 2 else (NativeChain(tuple(run)),)
+    # A launch alone needs no runner, unless that limits its threads.
+    is_chain = len(run) > 1 or (run and runtime.num_threads() < runtime.pool_threads())
+    return (NativeChain(tuple(run)),) if is_chain else tuple(run)
 
 
 # Launches are cut by shapes alone, never by the number of threads: so the order of every sum is the

@@ -15,56 +15,19 @@ launches of one shape, as making one takes some 0.3 ms.
 
 from __future__ import annotations
 
+import filecmp
 import importlib.metadata
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from actors.kernels.library import resident
 from actors.machine.errors import forkable_lock
 from compiler.contract.errors import ActorflowError
 from compiler.contract.types import DType
-
-DECLARATIONS = """
-typedef void *H;
-typedef const void *CH;
-typedef struct { int major, minor, patch; const char *hash; unsigned cpu, gpu; } version_t;
-const version_t *dnnl_version(void);
-int dnnl_get_effective_cpu_isa(void);
-int dnnl_engine_create(H *, int, size_t);
-int dnnl_stream_create(H *, H, unsigned);
-int dnnl_memory_desc_create_with_strides(H *, int, const int64_t *, int, const int64_t *);
-int dnnl_memory_desc_create_with_tag(H *, int, const int64_t *, int, int);
-int dnnl_memory_desc_create_submemory(H *, CH, const int64_t *, const int64_t *);
-int dnnl_memory_desc_equal(CH, CH);
-int dnnl_memory_desc_destroy(H);
-size_t dnnl_memory_desc_get_size(CH);
-int dnnl_memory_create(H *, CH, H, void *);
-int dnnl_memory_destroy(H);
-int dnnl_primitive_attr_create(H *);
-int dnnl_primitive_attr_set_scratchpad_mode(H, int);
-int dnnl_primitive_attr_set_post_ops(H, CH);
-int dnnl_primitive_attr_destroy(H);
-int dnnl_post_ops_create(H *);
-int dnnl_post_ops_append_sum(H, float, int32_t, int);
-int dnnl_post_ops_destroy(H);
-int dnnl_matmul_primitive_desc_create(H *, H, CH, CH, CH, CH, CH);
-int dnnl_convolution_forward_primitive_desc_create(H *, H, int, int, CH, CH, CH, CH,
-    const int64_t *, const int64_t *, const int64_t *, const int64_t *, CH);
-int dnnl_convolution_backward_data_primitive_desc_create(H *, H, int, CH, CH, CH,
-    const int64_t *, const int64_t *, const int64_t *, const int64_t *, CH, CH);
-int dnnl_convolution_backward_weights_primitive_desc_create(H *, H, int, CH, CH, CH, CH,
-    const int64_t *, const int64_t *, const int64_t *, const int64_t *, CH, CH);
-int dnnl_reorder_primitive_desc_create(H *, CH, H, CH, H, CH);
-CH dnnl_primitive_desc_query_md(CH, int, int);
-int dnnl_primitive_desc_query(CH, int, int, void *);
-int dnnl_primitive_desc_destroy(H);
-int dnnl_primitive_create(H *, CH);
-int dnnl_primitive_execute(CH, H, int, const void *);
-int omp_get_max_threads(void);
-void omp_set_num_threads(int);
-"""
-
 
 T = TypeVar("T")
 
@@ -124,13 +87,17 @@ class Primitive:
 
 @dataclass(slots=True)
 class Onednn:
-    """The loaded library with its engine and stream; handles are cffi objects."""
+    """The loaded library with its engine and stream; handles are cffi objects.
+
+    `code` is the address of one of its functions.
+    """
 
     ffi: Any
     calls: Any
     engine: Any
     stream: Any
     version: str
+    code: int
 
 
 @dataclass(slots=True)
@@ -167,6 +134,12 @@ def stream() -> int:
     """Return the handle of the stream that launches run on."""
     library = require_library()
     return int(library.ffi.cast("intptr_t", library.stream))
+
+
+def release_code() -> None:
+    """Unmap what loading the library and making primitives has run, if it is loaded."""
+    if _state.library is not None:
+        resident.release_code(_state.library.code)
 
 
 def matmul(a: Matrix, b: Matrix, out: Matrix, *, adds: bool = False) -> Primitive | None:
@@ -391,37 +364,58 @@ def _library() -> Onednn | None:
 
 def _loaded() -> Onednn | None:
     """Return the library with its engine, or None when any part of that is missing."""
-    path = _path()
     try:
-        import cffi  # late: absent where the package is
+        from actors.kernels.library.onednn_calls import ffi  # late: absent where cffi is
     except ImportError:
         return None
+    paths = _paths()
+    path = next((p for p in paths if p.name == "libdnnl.so.3"), None)
     if path is None:
         return None
-    ffi = cffi.FFI()
-    ffi.cdef(DECLARATIONS)
+    share_bytes(path, paths)
     try:
-        calls = ffi.dlopen(path)
+        # Never unmapped: at the end of the process memory objects may be destroyed after `calls`.
+        calls = ffi.dlopen(str(path), os.RTLD_NOW | os.RTLD_NODELETE)
         version = calls.dnnl_version()
         engine = _new(ffi, lambda out: calls.dnnl_engine_create(out, _CPU, 0), "the engine")
         stream = _new(ffi, lambda out: calls.dnnl_stream_create(out, engine, _IN_ORDER), "a stream")
     except (OSError, AttributeError, LibraryError):
         return None
     numbers = f"{version.major}.{version.minor}.{version.patch}"
-    return Onednn(ffi, calls, engine, stream, numbers)
+    code = int(ffi.cast("intptr_t", ffi.addressof(calls, "dnnl_primitive_execute")))
+    return Onednn(ffi, calls, engine, stream, numbers, code)
 
 
-def _path() -> str | None:
+def _paths() -> list[Path]:
     """Return where the package put its library; it lies outside of site-packages."""
     try:
         files = importlib.metadata.files(PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
-        return None
-    for file in files:
-        path = file.locate()
-        if file.name == "libdnnl.so.3":
-            return str(path)
-    return None
+        return []
+    return [Path(str(f.locate())) for f in files if f.name.startswith("libdnnl.so")]
+
+
+def share_bytes(path: Path, copies: Iterable[Path]) -> None:
+    """Turn files that are equal to one, in its folder, into links to it.
+
+    A wheel cannot hold links, so the package has its library three times: 164 MB, of which 109 are
+    free after the first use. Files that differ, and a folder that may not be written, stay as they
+    are. Each name goes on to be a whole library, also for other processes at this moment.
+    """
+    for copy in copies:
+        try:
+            is_linked = copy == path or copy.samefile(path)
+            if is_linked or copy.parent != path.parent or not os.access(path.parent, os.W_OK):
+                continue
+            if filecmp.cmp(path, copy, shallow=False):
+                link = copy.with_name(f".{copy.name}.{os.getpid()}")
+                os.link(path, link)
+                try:
+                    link.replace(copy)
+                finally:  # of two links to one file `replace` leaves both
+                    link.unlink(missing_ok=True)
+        except OSError:  # a file system without links, or another process that was faster
+            continue
 
 
 def _new(ffi: Any, make: Callable[[Any], int], what: str) -> Any:

@@ -22,9 +22,10 @@ from typing import Annotated
 import numpy as np
 
 from actors.kernels.common.files import DamagedFile, read_object, replace_object, report_damage
-from actors.kernels.common.gemm import Gemm, Side, chunks_of
+from actors.kernels.common.gemm import MIN_ROWS, Gemm, Side, chunks_of
 from actors.kernels.library import onednn, openblas, runtime
 from actors.kernels.library.gemm_launch import (
+    FewRows,
     Library,
     OpenBlas,
     Small,
@@ -37,17 +38,29 @@ from actors.machine.protocol import Array
 from compiler.contract.codec import Bounds, Text
 from compiler.contract.types import DType
 
-BUDGET_NS = 20_000_000
+BUDGET_NS = 5_000_000
 """What a candidate that is near the best may take; it is run five times in any case."""
 
 RULE_SMALL_FLOPS = 2 * 32**3
 RULE_SMALL_COLUMNS = 16
 """Up to this many per matrix, or so few columns, the fixed rule takes the small product."""
 
+RULE_FEW_ROWS = 4
+"""Up to this many rows it takes the product that reads b once."""
+
 RULE_CHUNKS = 8
 """With fewer chunks of whole rows the fixed rule takes tiles."""
 
+FEW_CHUNKS_ROWS = 2 * MIN_ROWS
+"""Up to this many rows there are at most two chunks of whole ones."""
+
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 50
+_TURN_NS = 100_000
+"""What launches that are timed together take, about; a longer one is timed alone."""
+
+_LEAST_AT_ONCE = 4
+"""Of short launches at least so many: the first may still find threads of the pool asleep."""
+
 _FAR, _EVEN = 1.15, 1.03
 _DISTURBED = 50
 """The part of a launch for which its threads may have waited, all in all."""
@@ -58,7 +71,7 @@ _MAX_ELEMENTS = 1 << 28
 _RANDOM = 65_521
 """Random numbers of an operand, repeated; a prime, so that rows are unlike each other."""
 
-_FORMAT = "4"
+_FORMAT = "7"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +97,7 @@ class _TuningState:
     table: dict[str, str] | None = None
     epoch: int = 0
     chosen: dict[tuple[Gemm, bool], str | None] = field(default_factory=dict)
+    num_measured: int = 0
     told: set[Path] = field(default_factory=set)
 
 
@@ -119,23 +133,29 @@ def epoch() -> str:
         return f"table-{_state.epoch}"
 
 
+def num_measured() -> int:
+    """Return of how many products this process has measured which library is the fastest."""
+    return _state.num_measured
+
+
 def library_for(
-    gemm: Gemm, libraries: Sequence[Library], *, whole_rows: bool = False
+    gemm: Gemm, libraries: Sequence[Library], *, has_epilogue: bool = False
 ) -> str | None:
     """Return the name of the library that is to compute a product; None when none takes it.
 
-    `whole_rows` asks for the best of those that cut whole rows.
+    With an epilogue those that cut across rows are asked up to `FEW_CHUNKS_ROWS` alone: with more
+    rows there are chunks enough of whole ones, which are in cache when it reads them.
     """
     with _lock:
         # Asked once per process and shape: plans compiled later get the answer of the first.
-        if (gemm, whole_rows) not in _state.chosen:
-            eligible = [
-                library for library in libraries if library.cut.has_whole_rows or not whole_rows
-            ]
+        if (gemm, has_epilogue) not in _state.chosen:
+            are_all = not has_epilogue or gemm.m <= FEW_CHUNKS_ROWS
+            eligible = [x for x in libraries if are_all or x.cut.has_whole_rows]
             candidates = _distinct(gemm, eligible)
-            key = f"{gemm.key} in rows" if whole_rows else gemm.key
-            _state.chosen[gemm, whole_rows] = _best(gemm, candidates, key) if candidates else None
-        return _state.chosen[gemm, whole_rows]
+            # Up to so many rows the best is that of the product alone.
+            key = gemm.key if are_all else f"{gemm.key} in rows"
+            _state.chosen[gemm, has_epilogue] = _best(gemm, candidates, key) if candidates else None
+        return _state.chosen[gemm, has_epilogue]
 
 
 def _best(gemm: Gemm, taken: Sequence[Library], key: str) -> str:
@@ -172,6 +192,9 @@ def _rule(gemm: Gemm, libraries: Sequence[Library]) -> str:
     first, *others = libraries
     if gemm.n == 1:
         return next((x.name for x in libraries if isinstance(x, OpenBlas)), first.name)
+    few = next((x.name for x in libraries if isinstance(x, FewRows)), None)
+    if few is not None and gemm.m <= RULE_FEW_ROWS:
+        return few
     small = next((library for library in others if isinstance(library, Small)), None)
     is_tiny = 2 * gemm.m * gemm.n * gemm.k <= RULE_SMALL_FLOPS
     if small is not None and (is_tiny or gemm.n <= RULE_SMALL_COLUMNS):
@@ -187,6 +210,7 @@ def _measured(gemm: Gemm, libraries: Sequence[Library]) -> str:
     The fastest, not the median: what other processes do on the machine only adds. A library that is
     far behind after two takes no part in the others; of those that come out even the first wins.
     """
+    _state.num_measured += 1
     # A fixed seed: each candidate and process measures the same numbers.
     rng = np.random.default_rng(0)
     arrays = (
@@ -201,17 +225,19 @@ def _measured(gemm: Gemm, libraries: Sequence[Library]) -> str:
     workers = [
         min(runtime.num_threads(), len(chunks_of(gemm, library.cut))) for library in libraries
     ]
-    first = [
+    first: list[int] = []
+    for launch, count in zip(launches, workers, strict=True):
         # The first run of a launch meets cold caches and pages that were never touched.
-        min(_duration_ns(launch, count), _duration_ns(launch, count))
-        for launch, count in zip(launches, workers, strict=True)
-    ]
+        once = _duration_ns(launch, count)
+        first.append(min(once, _duration_ns(launch, count, _num_at_once(once))))
     # Candidates that are 15 % behind after two runs take no part in the rounds.
     near = [index for index, time_ns in enumerate(first) if time_ns <= _FAR * min(first)]
     times = {index: first[index] for index in near}
-    for _ in range(_rounds(min(first)) if len(near) > 1 else 0):
+    num_launches = _num_at_once(min(first))
+    for _ in range(_rounds(min(first) * num_launches) if len(near) > 1 else 0):
         for index in near:
-            times[index] = min(times[index], _duration_ns(launches[index], workers[index]))
+            duration_ns = _duration_ns(launches[index], workers[index], num_launches)
+            times[index] = min(times[index], duration_ns)
     best = min(times.values())
     # Within 3 % the first wins, so that noise does not decide which bits a product has.
     return next(libraries[index].name for index in near if times[index] <= _EVEN * best)
@@ -221,18 +247,40 @@ def _rounds(duration_ns: int) -> int:
     return max(_MIN_ROUNDS, min(_MAX_ROUNDS, BUDGET_NS // max(1, duration_ns)))
 
 
-def _duration_ns(launch: NativeLaunch, workers: int) -> int:
+def _num_at_once(duration_ns: int) -> int:
+    """Return how many launches of this duration, maybe with waking the pool, are timed together."""
+    return max(1 if duration_ns > 2 * _TURN_NS else _LEAST_AT_ONCE, _TURN_NS // max(1, duration_ns))
+
+
+def _duration_ns(launch: NativeLaunch, workers: int, num_launches: int = 1) -> int:
     """Return how long a launch takes; where threads had to wait for a core, how long it would.
 
-    That is their processor time, evenly shared. While another program runs, a product in two halves
-    ends with the slower one, and looks twice as slow as one in chunks of which a free thread takes
-    more: such a choice would stay for as long as the table.
+    Of several launches it is the mean, after one that wakes the pool: between two turns its threads
+    fall asleep, which they do not between the launches of a step, and waking them takes as long as
+    a small product.
     """
-    waited, busy, begin = _waited_ns(), time.process_time_ns(), time.perf_counter_ns()
-    launch()
+    waited = _waited_ns()
+    if num_launches > 1:
+        launch()
+    busy, begin = time.process_time_ns(), time.perf_counter_ns()
+    for _ in range(num_launches):
+        launch()
     duration, busy = time.perf_counter_ns() - begin, time.process_time_ns() - busy
-    was_disturbed = _waited_ns() - waited > duration // _DISTURBED
-    return min(duration, busy // workers) if was_disturbed else duration
+    return undisturbed_ns(duration, busy, _waited_ns() - waited, workers) // num_launches
+
+
+def undisturbed_ns(duration_ns: int, busy_ns: int, waited_ns: int, workers: int) -> int:
+    """Return what launches on some threads take, less what these waited for a core.
+
+    That is their processor time, evenly shared, but no less than what is left without all waits.
+    While another program runs, a product in two halves ends with the slower one, and looks twice as
+    slow as one in chunks of which a free thread takes more: such a choice would stay for as long as
+    the table. The processor time alone is not it: the system adds that of a thread on another core
+    at its next tick, so that of two threads half may be missing.
+    """
+    if waited_ns <= duration_ns // _DISTURBED:
+        return duration_ns
+    return min(duration_ns, max(busy_ns // workers, duration_ns - waited_ns))
 
 
 def _waited_ns() -> int:

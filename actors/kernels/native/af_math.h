@@ -197,6 +197,7 @@ AF_INLINE void af_philox(uint64_t *words, uint64_t first, int64_t count, uint64_
                          uint64_t key0, uint64_t key1) {
     for (int64_t i = 0; i < count; i += 4) {
         uint64_t c0[4], c1[4], c2[4], c3[4], k0 = key0, k1 = key1;
+#pragma GCC unroll 4
         for (int l = 0; l < 4; l++)
             c0[l] = first + (uint64_t)(i + l), c1[l] = 0, c2[l] = step, c3[l] = 0;
 #pragma GCC unroll 10
@@ -213,6 +214,7 @@ AF_INLINE void af_philox(uint64_t *words, uint64_t first, int64_t count, uint64_
             k0 += 0x9E3779B97F4A7C15u;
             k1 += 0xBB67AE8584CAA73Bu;
         }
+#pragma GCC unroll 4
         for (int l = 0; l < 4; l++) {
             uint64_t *out = words + 4 * (i + l);
             out[0] = c0[l], out[1] = c1[l], out[2] = c2[l], out[3] = c3[l];

@@ -125,9 +125,18 @@ static inline int64_t hide(float *s, int64_t seen, float filler) {
     return end;
 }
 
-static void multiply(const call *c, float *to, int64_t ldt, const float *a, int64_t lda,
-                     const float *b, int64_t ldb, int64_t m, int64_t n, int64_t k, int add) {
-    (c->pairs ? af_multiply_pairs : af_multiply)(to, ldt, a, lda, b, ldb, m, n, k, add);
+static void multiply(const call *c, float *to, int64_t ldt, const float *a, int64_t a_row,
+                     int64_t a_step, const float *b, int64_t ldb, int64_t m, int64_t n, int64_t k,
+                     int add) {
+#if HAS_PAIRS
+    if (c->pairs) {
+        af_multiply_pairs(to, ldt, a, a_row, a_step, b, ldb, m, n, k, add);
+        return;
+    }
+#else
+    (void)c;
+#endif
+    af_multiply(to, ldt, a, a_row, a_step, b, ldb, m, n, k, add);
 }
 
 /* Scales the scores of a row, of keys from `first` on, and adds the mask. */
@@ -198,13 +207,18 @@ static inline float panel_at(const float *panel, int64_t width, int pairs, int64
     return af_from_bf16(((const af_half *)(panel + j / 2 * width + e))[j % 2]);
 }
 
-static int is_finite(const float *panel, int64_t width, int pairs, int64_t rows, int64_t count) {
-    int is_bad = 0;
-    for (int64_t j = 0; j < rows; j++)
-        for (int64_t e = 0; e < count; e++) {
-            float x = panel_at(panel, width, pairs, j, e);
-            is_bad |= x - x != 0.0f;
-        }
+static int is_finite(const float *panel, int64_t count, int pairs) {
+    const uint32_t __attribute__((may_alias)) *words = (const void *)panel;
+    const uint32_t high = 0x7f800000u, low = 0x7f80u; /* exponents: all ones where not finite */
+    uint32_t is_bad = 0;
+    if (pairs) {
+#pragma omp simd reduction(| : is_bad)
+        for (int64_t i = 0; i < count; i++)
+            is_bad |= ((words[i] & high) == high) | ((words[i] & low) == low);
+    } else {
+#pragma omp simd reduction(| : is_bad)
+        for (int64_t i = 0; i < count; i++) is_bad |= (words[i] & high) == high;
+    }
     return !is_bad;
 }
 
@@ -217,6 +231,21 @@ static void add_seen(float *total, const float *p, const float *values, int64_t 
             sum = af_fmaf(p[j], panel_at(values, width, pairs, j, e), sum);
         total[e] = sum;
     }
+}
+
+/* Whether the mask hides some keys from all queries of a chunk: their block need not be read. */
+static int are_hidden(const af_word *w, const call *c, int operand, int64_t head, int64_t begin,
+                      int64_t end, int64_t first, int64_t count) {
+    if (step_of(w, operand) == 0) end = begin + 1; /* one row for all */
+    int64_t size = c->mask_step ? count : 1;
+    for (int64_t row = begin; row < end; row++) {
+        const char *mask = at(w, operand, head, row) + first * c->mask_step;
+        for (int64_t j = 0; j < size; j++) {
+            float x = c->half ? af_from_bf16(((const af_half *)mask)[j]) : ((const float *)mask)[j];
+            if (x != -INFINITY) return 0;
+        }
+    }
+    return 1;
 }
 
 enum { Q, K, V, Y, LSE, TAIL, MASK };
@@ -232,20 +261,22 @@ static void forward_block(const af_word *w, const call *c, int64_t head, int64_t
     float *p = c->pairs ? narrow : scores;
     double *sums = (double *)take(&scratch, 2 * c->block);
     for (int64_t i = 0; i < end - begin; i++) largest[i] = -INFINITY, sums[i] = 0;
-    int64_t last = visible(c, end - 1, 0, c->columns);
+    int64_t last = visible(c, end - 1, 0, c->columns), num_blocks = 0;
     for (int64_t first = 0; first < last; first += c->keys) {
         int64_t count = af_min(c->keys, last - first);
+        if (c->masked && are_hidden(w, c, MASK, head, begin, end, first, count)) continue;
+        int is_later = num_blocks++ > 0;
         load_left(rows, width, w, c, K, head, first, count, c->width);
         af_transpose(keys, wide, af_round_up(count), rows, width, count, depth);
         load_right(values, out, w, c, V, head, first, count, c->out);
-        int is_plain = !c->causal || is_finite(values, out, c->pairs, count, c->out);
+        int is_plain = !c->causal || is_finite(values, af_words(count, c->pairs) * out, c->pairs);
         for (int64_t i = begin, stop; i < end; i = stop) {
             stop = af_min(i + c->strip, end);
             int64_t seen = visible(c, stop - 1, first, count), num = stop - i, at_row = i - begin;
             int64_t n = af_round_up(seen);
             if (seen == 0) continue;
             load_left(rows, width, w, c, Q, head, i, num, c->width);
-            multiply(c, scores, wide, rows, width, keys, wide, num, n, depth, 0);
+            multiply(c, scores, wide, rows, width, 1, keys, wide, num, n, depth, 0);
             for (int64_t r = 0; r < num; r++) {
                 int64_t own = visible(c, i + r, first, count), row = at_row + r;
                 float *s = scores + r * wide, kept[MOST_KEYS];
@@ -255,7 +286,7 @@ static void forward_block(const af_word *w, const call *c, int64_t head, int64_t
                 }
                 if (c->masked) add_mask(s, own, w, c, MASK, head, i + r, first);
                 add_exponentials(s, own, n, c->masked ? 1.0f : c->scale, largest + row, sums + row,
-                                 total + row * out, first ? out : 0);
+                                 total + row * out, is_later ? out : 0);
                 if (c->least) {
                     draw(kept, own, c, head, i + r, first);
                     drop(s, kept, own);
@@ -264,14 +295,15 @@ static void forward_block(const af_word *w, const call *c, int64_t head, int64_t
             if (!is_plain) {
                 for (int64_t r = 0; r < num; r++)
                     add_seen(total + (at_row + r) * out, scores + r * wide, values, out, c->pairs,
-                             visible(c, i + r, first, count), c->out, first > 0);
+                             visible(c, i + r, first, count), c->out, is_later);
                 continue;
             }
             if (c->pairs) af_store_rows((char *)narrow, wide * 4, scores, wide, num, n, 1, 1.0f);
-            multiply(c, total + at_row * out, out, p, wide, values, out, num, out,
-                     af_words(seen, c->pairs), first > 0);
+            multiply(c, total + at_row * out, out, p, wide, 1, values, out, num, out,
+                     af_words(seen, c->pairs), is_later);
         }
     }
+    if (num_blocks == 0) memset(total, 0, (size_t)((end - begin) * out) * 4);
     for (int64_t i = 0; i < end - begin; i++) {
         float sum = (float)sums[i], log_sum = sum == 0.0f ? NAN : af_logf(sum);
         float lse = largest[i] + log_sum, tail = (largest[i] - lse) + log_sum;
@@ -417,8 +449,8 @@ static void backward_strip(const af_word *w, const call *c, const backward *b, i
     int64_t seen = visible(c, i + num - 1, first, count), n = af_round_up(seen), wide = b->wide;
     int64_t by_keys = af_words(seen, c->pairs), by_rows = af_words(num, c->pairs);
     int64_t by_width = af_words(c->width, c->pairs), by_out = af_words(c->out, c->pairs);
-    multiply(c, b->p, wide, b->q, b->width, b->keys_t, wide, num, n, by_width, 0);
-    multiply(c, b->ds, wide, b->dy, b->out, b->values_t, wide, num, n, by_out, 0);
+    multiply(c, b->p, wide, b->q, b->width, 1, b->keys_t, wide, num, n, by_width, 0);
+    multiply(c, b->ds, wide, b->dy, b->out, 1, b->values_t, wide, num, n, by_out, 0);
     for (int64_t r = 0; r < num; r++) {
         int64_t own = visible(c, i + r, first, count);
         float *p = b->p + r * wide, *ds = b->ds + r * wide, kept[MOST_KEYS];
@@ -436,15 +468,11 @@ static void backward_strip(const af_word *w, const call *c, const backward *b, i
         narrow_rows(b->p, b->ds_rows, b->p_words, wide, num, n);
         narrow_rows(b->ds, b->ds_rows, b->ds_words, wide, num, n);
     }
-    multiply(c, b->dq + i * b->width, b->width, b->ds_rows, wide, b->keys, b->width, num, b->width,
-             by_keys, first > 0);
-    void (*multiply_transposed)(float *, int64_t, const float *, int64_t, const float *, int64_t,
-                                int64_t, int64_t, int64_t, int) =
-        c->pairs ? af_multiply_pairs_transposed : af_multiply_transposed;
-    multiply_transposed(b->dk, b->width, b->ds_words, wide, b->q_words, b->width, seen, b->width,
-                        by_rows, 1);
-    multiply_transposed(b->dv, b->out, b->p_words, wide, b->dy_words, b->out, seen, b->out, by_rows,
-                        1);
+    multiply(c, b->dq + i * b->width, b->width, b->ds_rows, wide, 1, b->keys, b->width, num,
+             b->width, by_keys, first > 0);
+    multiply(c, b->dk, b->width, b->ds_words, 1, wide, b->q_words, b->width, seen, b->width, by_rows,
+             1);
+    multiply(c, b->dv, b->out, b->p_words, 1, wide, b->dy_words, b->out, seen, b->out, by_rows, 1);
 }
 
 static void backward_head(const af_word *w, const call *c, int64_t head, char *scratch) {

@@ -13,8 +13,11 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
+
+import numpy as np
 
 from actors.kernels.common import cost
 from actors.kernels.common.convolution_steps import POOLING_OPS, windows_of
@@ -37,9 +40,9 @@ from actors.kernels.common.kernel import (
 )
 from actors.kernels.library import launch, onednn, runtime
 from actors.kernels.library.convolution_onednn import ARGUMENTS, PlainTensor, reorder_primitive
-from actors.kernels.library.gemm_launch import PackedPlace
+from actors.kernels.library.gemm_launch import PackedPlace, ProductScratch
 from actors.kernels.library.gemm_onednn import CallTable
-from actors.kernels.library.launch import Word, argument_block, native_launch
+from actors.kernels.library.launch import PackedOperand, Word, argument_block, native_launch
 from actors.kernels.library.onednn import DESTINATION, SOURCE, Primitive
 from actors.kernels.native.convolution_cut import (
     ConvolutionCut,
@@ -86,7 +89,7 @@ def _plan_convolution(
 
     def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         roles = _roles(op, (*inputs, *outputs))
-        note = 0
+        note, note_bytes = 0, workspace
         if cut.is_held and workspace is not None:
             # Zeroed when weights are written: then the next launch packs them again.
             note, workspace = address(workspace), workspace[_NOTE_BYTES:]
@@ -106,17 +109,48 @@ def _plan_convolution(
         before = ctypes.addressof(block) if first.chunks else 0
         words, keep = last.table.words(last.chunks, place, before, note)
         function = runtime.address_in("gemm.c", "af_gemm_onednn")
-        return native_launch(function, words, (*keep, *first_keep, block, *roles), onednn.explain)
+        is_packed = note != 0 and bool(once.packings)
+        kept = roles[::2] if is_packed else roles
+        made = native_launch(function, words, (*keep, *first_keep, block, *kept), onednn.explain)
+        if is_packed and note_bytes is not None:
+            # Planned and bound weights are alike: where a slice begins is the same in both.
+            begin = address(roles[1])
+            parts = [(p.back, p.packed_at, p.plain_at - begin) for p in once.packings]
+            made.packed = PackedOperand(1, note_bytes, partial(_unpack, parts), roles[1])
+        return made
 
     return KernelPlan(needs, bind)
 
 
+def _unpack(parts: Sequence[tuple[Primitive, int, int]], out: Array) -> None:
+    """Bring slices of a weight from where they are packed to their places in a dense array."""
+    size = max([back.scratch_bytes for back, _, _ in parts])
+    scratch = ProductScratch(size)
+    place = PackedPlace(np.empty(scratch.size_bytes(1), np.uint8), scratch, 1, None)
+    table = CallTable(place)
+    for back, packed_at, offset in parts:
+        table.add(back, (SOURCE, packed_at), (DESTINATION, address(out) + offset))
+    chunk = Chunk((ProductCall(0, 0, 0, 0, 0, 0),) * len(parts), 0, 0)
+    words, keep = table.words([chunk], place, 0)
+    function = runtime.address_in("gemm.c", "af_gemm_onednn")
+    native_launch(function, words, (*keep, out), onednn.explain)()
+
+
+class _PackedWeight(NamedTuple):
+    """A slice of a weight: what brings it back, and where it is packed and was."""
+
+    back: Primitive
+    packed_at: int
+    plain_at: int
+
+
 @dataclass(slots=True)
 class _Calls:
-    """A table of calls, and how they are cut into chunks."""
+    """A table of calls, and how they are cut into chunks; `packings` are those of weights."""
 
     table: CallTable
     chunks: list[Chunk]
+    packings: list[_PackedWeight] = field(default_factory=list)
 
     def close(self) -> None:
         """Make a chunk of the calls since the last one."""
@@ -144,6 +178,8 @@ def _tables(
             if there is not None:
                 at_weight = place.shared + number // found.num_runs * kept_bytes(first.weight)
                 once.table.add(there, (SOURCE, plain_at), (DESTINATION, at_weight))
+                back = chunk.images[0].calls.weight.back
+                once.packings += [] if back is None else [_PackedWeight(back, at_weight, plain_at)]
         space = place.shared + found.shared_bytes + number * found.chunk_bytes
         packed_at = space + found.ends_bytes
         if not chunk.run:

@@ -58,17 +58,21 @@ typedef uint32_t Eight __attribute__((vector_size(32), aligned(4), may_alias));
 static inline void transpose_8x8(const char *source, int64_t column_source, char *target,
                                  int64_t row_target) {
     Eight a[8], b[8];
+#pragma GCC unroll 8
     for (int i = 0; i < 8; i++) a[i] = *(const Eight *)(source + i * column_source);
+#pragma GCC unroll 8
     for (int i = 0; i < 4; i++) {
         b[2 * i] = LOW_1(a[2 * i], a[2 * i + 1]);
         b[2 * i + 1] = HIGH_1(a[2 * i], a[2 * i + 1]);
     }
+#pragma GCC unroll 8
     for (int i = 0; i < 2; i++) {
         a[4 * i] = LOW_2(b[4 * i], b[4 * i + 2]);
         a[4 * i + 1] = HIGH_2(b[4 * i], b[4 * i + 2]);
         a[4 * i + 2] = LOW_2(b[4 * i + 1], b[4 * i + 3]);
         a[4 * i + 3] = HIGH_2(b[4 * i + 1], b[4 * i + 3]);
     }
+#pragma GCC unroll 8
     for (int i = 0; i < 4; i++) {
         *(Eight *)(target + i * row_target) = LOW_4(a[i], a[i + 4]);
         *(Eight *)(target + (i + 4) * row_target) = HIGH_4(a[i], a[i + 4]);

@@ -200,6 +200,43 @@ AF_EXPORT int32_t af_last_place(void *arguments) {
     return 0;
 }
 
+/* Rows put into a table, which is copied first unless the output lies over it. */
+typedef struct {
+    const char *table;
+    char *out;
+    Ids ids;
+    const char *rows;
+    Places places; /* of rows */
+    int64_t num_rows, row_bytes, table_bytes, chunk_bytes, max_workers;
+} PutArguments;
+
+static void copy_chunk(void *arguments, int64_t chunk, int32_t worker) {
+    (void)worker;
+    const PutArguments *a = arguments;
+    int64_t begin = chunk * a->chunk_bytes;
+    memcpy(a->out + begin, a->table + begin, af_min(a->chunk_bytes, a->table_bytes - begin));
+}
+
+AF_EXPORT int32_t af_put_rows(void *arguments) {
+    PutArguments *a = arguments;
+    int64_t ids[BUFFER];
+    for (int64_t first = 0; first < a->ids.num; first += BUFFER)
+        if (load_ids(&a->ids, first, af_min(BUFFER, a->ids.num - first), a->num_rows, ids))
+            return 1;
+    if (a->out != a->table)
+        af_parallel(copy_chunk, a, (a->table_bytes + a->chunk_bytes - 1) / a->chunk_bytes,
+                    (int32_t)a->max_workers);
+    for (int64_t first = 0; first < a->ids.num; first += BUFFER) {
+        int64_t num = af_min(BUFFER, a->ids.num - first);
+        load_ids(&a->ids, first, num, a->num_rows, ids);
+        /* In order, on one thread: of equal ids the last one counts. */
+        for (int64_t i = 0; i < num; i++)
+            copy_row(a->out + ids[i] * a->row_bytes, a->rows + offset_at(&a->places, first + i),
+                     a->row_bytes);
+    }
+    return 0;
+}
+
 #define MOST_WORDS 128
 
 /* An update of the rows that occur: equal ids are found by a table of hashes, their rows of dy

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,7 @@ from actors.kernels.common.kernel import (
     axes_of,
     checked,
     integer,
+    is_dense,
     native_work,
 )
 from actors.kernels.common.strides import MAX_OUTER, collapse_axes, columns_of
@@ -37,11 +39,12 @@ from actors.kernels.library.launch import Explain, Word, native_launch
 from actors.kernels.native.emit import function_of
 from actors.kernels.native.fused import argument_words
 from actors.kernels.program import values as words
+from actors.kernels.program.numbers import numbers_of
 from actors.kernels.program.phases import Chunks
 from actors.kernels.program.spaces import LoopSpace, ScheduledProgram, scheduled_program
 from actors.machine.protocol import Array, Arrays, Launch
 from compiler.contract.program import GRADIENT, Kind
-from compiler.contract.types import DType
+from compiler.contract.types import DType, TensorType
 
 FLOATS = (DType.FLOAT32, DType.FLOAT64)
 _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -141,6 +144,43 @@ def _plan_last_place(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostP
     return KernelPlan(cost.needs(inputs, outputs, native_work(*passes)), bind)
 
 
+def _plan_put_rows(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `put_rows`(x, ids, rows) -> x with rows at ids; attrs depth.
+
+    It takes a dense x and a dense output, which may lie over x, and rows whose elements are
+    neighbours.
+    """
+    (x, ids, rows), (out,) = inputs, outputs
+    depth, rank = integer(attrs, "depth"), len(ids.shape)
+    axes = collapse_axes(rows.shape[:rank], (rows.strides_bytes[:rank],), in_order=True)
+    row_type = TensorType(rows.type.dtype, rows.shape[rank:])
+    is_row = is_dense(row_type.shape, rows.strides_bytes[rank:], rows.dtype.itemsize)
+    is_row |= 0 in rows.shape
+    if not (runtime.is_enabled() and x.is_dense and out.is_dense and is_id(ids)):
+        return None
+    if not is_row or len(axes) > MAX_OUTER:
+        return None
+    count, size = math.prod(x.shape[:depth]), rows.type.size_bytes
+
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        x, ids, rows = inputs
+        arguments: list[Word] = [
+            *(address(x), address(outputs[0])),
+            *ids_words(ids),
+            address(rows),
+            *columns_of(axes, 1),
+            *(count, row_type.size_bytes, x.nbytes, launch.CHUNK_BYTES, runtime.num_threads()),
+        ]
+        entry = runtime.address_in("embedding.c", "af_put_rows")
+        explain = explain_ids(ids, count, axes_of(attrs))
+        return native_launch(entry, arguments, (inputs, outputs), explain)
+
+    work = native_work(
+        (BytePass.SCATTER, float(size)), rows=ids.type.num_elements, unswept=(0, len(inputs))
+    )
+    return KernelPlan(cost.needs(inputs, outputs, work, in_place=((0, 0),)), bind)
+
+
 @dataclass(frozen=True, slots=True)
 class _Cut:
     """Parts of a table: of 2 ** `shift` rows, or of `width` columns."""
@@ -222,6 +262,7 @@ NATIVE_EMBEDDING_KERNELS = (
     Kernel("c.embedding", "embedding", _plan_embedding),
     Kernel("c.embedding_grad", "embedding_grad", _plan_gradient),
     Kernel("c.last_place", "last_place", _plan_last_place),
+    Kernel("c.put_rows", "put_rows", _plan_put_rows),
 )
 
 
@@ -249,7 +290,8 @@ def _plan_update(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan 
     if not (all([x.is_dense for x in operands]) and are_rows(dy) and is_id(ids)):
         return None
     scheduled = scheduled_program(attrs)
-    is_small = words.column_sum(scheduled.program, 0, 0) <= _MOST_WORDS
+    num_words = words.numbers_begin(scheduled.program, scheduled.schedule)
+    is_small = num_words + len(numbers_of(scheduled.program)) <= _MOST_WORDS
     if not (_is_by_elements(scheduled) and is_small and table.type.dtype in FLOATS):
         return None
     num_ids, (rows, columns) = ids.type.num_elements, table.shape

@@ -20,12 +20,14 @@ depends on another.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 
 from actors.kernels.common.kernel import Attrs, fused_program
 from actors.kernels.library.runtime import CFunction, unique_name
 from actors.kernels.native.loops import REDUCTIONS, num_rows_at_once, phase_lines
 from actors.kernels.program import values as words
+from actors.kernels.program.numbers import Number, numbers_of
 from actors.kernels.program.phases import LoopPhase, Schedule, schedule
 from actors.kernels.program.spaces import scheduled
 from actors.kernels.program.stages import (
@@ -62,12 +64,19 @@ def is_taken(program: FusedProgram) -> bool:
     return num_random <= _MOST_RANDOM and all([_has_form(program, i) for i in program.instructions])
 
 
-def emit(program: FusedProgram, plan: Schedule | None = None) -> CFunction:
-    """Return the function of a program, walked as planned.
+def emit(
+    program: FusedProgram,
+    plan: Schedule | None = None,
+    numbers: Sequence[Number] | None = None,
+) -> CFunction:
+    """Return the function of a program, walked as planned, with these `numbers` as words.
+
+    None are all of `numbers_of`: the block has a place for each, whether the text reads it or not.
 
     Raises ValueError where `is_taken` is false.
     """
-    text = "\n".join(_CEmitter(program, plan or schedule(program)).lines())
+    numbers = numbers_of(program) if numbers is None else numbers
+    text = "\n".join(_CEmitter(program, plan or schedule(program), numbers).lines())
     name = unique_name("fused", text)
     return CFunction(name, text.replace("NAME", name), about(program))
 
@@ -83,11 +92,10 @@ def _has_form(program: FusedProgram, instruction: Instruction) -> bool:
 
 
 def _check_lines(values: Values, value: int) -> list[str]:
-    extent = int(values.instruction(value).constants[0])
     # Chunks run on several threads: any row with a bad index may stay, but no torn number.
     status = f"&((af_word *)a)[{words.STATUS}].i"
     return [
-        f"if ((uint64_t)(int64_t)v{value} >= {extent}ULL)",
+        f"if ((uint64_t)(int64_t)v{value} >= (uint64_t){values.size(value)})",
         f"    __atomic_store_n({status}, r + 1, __ATOMIC_RELAXED);",
     ]
 
@@ -98,10 +106,10 @@ _DIALECT = Dialect("static inline void", "static void", _check_lines)
 class _CEmitter:
     """The text of one program, with NAME for its name."""
 
-    def __init__(self, program: FusedProgram, plan: Schedule) -> None:
+    def __init__(self, program: FusedProgram, plan: Schedule, numbers: Sequence[Number]) -> None:
         self.program = program
         self.plan = plan
-        self.values = Values(program, self.plan)
+        self.values = Values(program, plan, numbers=numbers)
         self.num_rows = num_rows_at_once(program)
         self.has_columns = any([program.kind_of(v) is Kind.COLUMN for v in program.outputs])
 

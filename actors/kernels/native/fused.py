@@ -14,7 +14,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from actors.kernels.common import cost, kernel
-from actors.kernels.common.gemm import Chunk, Gemm, MatrixView, chunks_of, gemm_of, views_of
+from actors.kernels.common.gemm import (
+    ROW_STEP,
+    Chunk,
+    Gemm,
+    MatrixView,
+    chunks_of,
+    gemm_of,
+    views_of,
+)
 from actors.kernels.common.host_memory import address
 from actors.kernels.common.kernel import (
     ALIGNMENT_BYTES,
@@ -43,6 +51,7 @@ from actors.kernels.native.emit import function_of
 from actors.kernels.native.loops import num_rows_at_once
 from actors.kernels.native.matmul import LIBRARIES, product_work
 from actors.kernels.program import values as words
+from actors.kernels.program.numbers import number_words
 from actors.kernels.program.phases import Chunks, held_dtype, item_bytes, weight
 from actors.kernels.program.spaces import (
     LoopSpace,
@@ -166,7 +175,7 @@ def argument_words(
     workers = kernel.workers_for(pieces, workspace, runtime.num_threads())
     scratch = kernel.carve(workspace, pieces(workers))
     num_sums = len(made.schedule.column_sums)
-    block = [0] * words.column_sum(program, len(made.schedule.buffers), num_sums)
+    block = [0] * words.numbers_begin(program, made.schedule)
     _fill_header(block, space, workers, scratch[0])
     addresses = [address(array) for array in arrays]
     operands = words.operand_words(program, addresses, space.strides, rows)
@@ -177,7 +186,7 @@ def argument_words(
     for index, piece in enumerate(scratch[1 + num_sums :]):
         place = words.buffer(program, index)
         block[place : place + 2] = [address(piece), _held(program, space)]
-    return argument_block(block), scratch
+    return argument_block([*block, *number_words(program)]), scratch
 
 
 def _fill_header(block: list[int], space: LoopSpace, workers: int, partials: Array) -> None:
@@ -211,8 +220,12 @@ FUSED_KERNELS = (Kernel("c.fused", "fused", _plan_program),)
 
 # A product and the program that reads it: a chunk works on its rows while cached. The product is
 # written where an output of the program will be, if it reads each element of the product no later
-# than it stores that output; else into the workspace. The chunks are those of the product, whole
-# rows, and the program's partial sums are one per chunk.
+# than it stores that output; else into the workspace. The chunks are those of the product; where it
+# is cut across rows, as one of few rows is, they are blocks of rows that come when all of it is
+# there. The program's partial sums are one per chunk.
+
+_BLOCK_BYTES = 64 << 10
+"""Of the product in a block of rows behind it: some 10 us of a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +257,11 @@ class _Call:
             Piece((kernel.size_bytes(self.program_pieces(num_workers)),), np.dtype(np.uint8)),
             Piece((product * itemsize,), np.dtype(np.uint8)),
         )
+
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """Return the first row of each chunk of the program, and the one behind its last."""
+        step, end = self.space.chunks.rows, self.gemm.m
+        return tuple([(row, min(row + step, end)) for row in range(0, end, step)])
 
     def program_pieces(self, num_workers: int) -> tuple[Piece, ...]:
         """Return the scratch of the program."""
@@ -280,7 +298,8 @@ def _plan_product(
         arrays = (*reads, *[values[v] for v in second.makes])
         block, scratch = argument_words(call.made, call.space, extents[0], arrays, program_space)
         rows, finish = [runtime.address_of(call.function, x) for x in ("_rows", "_finish")]
-        epilogue = Epilogue(rows, ctypes.addressof(block), (block, scratch, arrays))
+        blocks = () if library.cut.has_whole_rows else call.blocks()
+        epilogue = Epilogue(rows, ctypes.addressof(block), (block, scratch, arrays), blocks)
         operands = (values[first.reads[0]], values[first.reads[1]], product)
         gemm = gemm_launch(library, call.gemm, operands, library_space, epilogue, workers)
         return native_launch(
@@ -346,7 +365,11 @@ def _call_of(library: Library, attrs: Attrs, known: tuple[MatrixView, ...] | Non
     if strides is None or scratch is None:
         return None
     # The program's chunks are the product's: each works on rows that its thread has just made.
-    cut = Chunks(chunks[0].rows, len(chunks), columns, 0)
+    block_rows = chunks[0].rows
+    if not library.cut.has_whole_rows:
+        row_bytes = columns * gemm.out_dtype.itemsize
+        block_rows = ROW_STEP * max(1, _BLOCK_BYTES // (ROW_STEP * row_bytes))
+    cut = Chunks(block_rows, -(-rows // block_rows), columns, 0)
     space = LoopSpace(rows, columns, tuple(strides), cut)
     in_place = in_place_pairs(scheduled.program, scheduled.schedule, rows, operands)
     over, pairs = shared_bytes(region, [(second, in_place)])
@@ -369,7 +392,7 @@ def _explain(
 
 def _is_fastest(library: Library, attrs: Attrs, inputs: Operands, outputs: Operands) -> bool:
     call = _taken(library, attrs, inputs, outputs)
-    best = call and tuning.library_for(call.gemm, LIBRARIES, whole_rows=True)
+    best = call and tuning.library_for(call.gemm, LIBRARIES, has_epilogue=True)
     return best == library.name
 
 
@@ -389,6 +412,5 @@ FUSED_PRODUCT_KERNELS = tuple(
             functools.partial(_is_fastest, library),
         )
         for library in LIBRARIES
-        if library.cut.has_whole_rows
     ]
 )

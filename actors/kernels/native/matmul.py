@@ -23,6 +23,7 @@ from actors.kernels.common.kernel import (
 )
 from actors.kernels.library import runtime, tuning
 from actors.kernels.library.gemm_launch import (
+    FewRows,
     Library,
     OpenBlas,
     Small,
@@ -41,8 +42,9 @@ LIBRARIES: tuple[Library, ...] = (
     OpenBlas(ThreadCut.ROWS),
     OpenBlas(ThreadCut.TILES),
     Small(),
+    FewRows(),
 )
-"""In the order in which the fixed rule prefers them, the small product apart."""
+"""In the order in which the fixed rule prefers them; the last two it takes by themselves."""
 
 _CALLS = 0.5
 """What a launch costs before it multiplies, in calls of numpy."""

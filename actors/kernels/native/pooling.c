@@ -138,11 +138,15 @@ static Reach inside_of(const Pool *p, int64_t begin, int64_t windows) {
                         first += windows, stop += windows;                                        \
                     }                                                                             \
                 }                                                                                 \
-        if (p->op == LARGEST || p->op == PICK)                                                    \
-            for (int64_t i = 0; i < lanes; i++) y[at->are_dense ? i : at->y[i]] = value[i];       \
-        if (p->op == LARGEST)                                                                     \
-            for (int64_t i = 0; i < lanes; i++)                                                   \
-                taps[at->are_dense ? i : at->taps[i]] = (TAP)tap[i];                              \
+        const int is_read = p->op == LARGEST || p->op == PICK, is_told = p->op == LARGEST;        \
+        if (is_read && at->are_dense)                                                             \
+            for (int64_t i = 0; i < lanes; i++) y[i] = value[i];                                  \
+        else if (is_read)                                                                         \
+            for (int64_t i = 0; i < lanes; i++) y[at->y[i]] = value[i];                           \
+        if (is_told && at->are_dense)                                                             \
+            for (int64_t i = 0; i < lanes; i++) taps[i] = (TAP)tap[i];                            \
+        else if (is_told)                                                                         \
+            for (int64_t i = 0; i < lanes; i++) taps[at->taps[i]] = (TAP)tap[i];                  \
     }                                                                                             \
     static void NAME##_clear(const Pool *p, REAL *x, int64_t channels) {                          \
         const int64_t *n = p->extents, *step = p->x_steps;                                        \

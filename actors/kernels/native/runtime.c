@@ -3,7 +3,8 @@
  * The pool is made for a machine that is shared: a call is cut into more chunks than threads, chunks
  * are taken from counters, and a helper that the system does not run takes none, so that nobody
  * waits for it. Helpers spin for SPIN_NS after their last chunk, because the next launch is usually
- * nanoseconds away, and then sleep on a futex. The caller waits the same way for chunks in flight.
+ * nanoseconds away, and that of the next call of a predictor some 30 us, and then sleep on a futex.
+ * The caller waits the same way for chunks in flight.
  *
  * One call has the pool at a time; a second thread that comes meanwhile runs its chunks alone. Each
  * chain that runs beside another one takes a thread from the pool, so that there are never more
@@ -35,7 +36,7 @@
 #endif
 
 #define MAX_THREADS 256
-#define SPIN_NS 40000
+#define SPIN_NS 100000
 
 static struct {
     _Atomic int32_t num_helpers;
@@ -136,9 +137,12 @@ static void wait_for_helpers(void) {
 
 /* Of this thread: chains that it is in, one within the other. A launch may be made without any. */
 static _Thread_local int depth;
+/* Of this thread: the most workers that a launch of its chain may have. */
+static _Thread_local int32_t most_workers = INT32_MAX;
 
 static void parallel(af_body body, void *arguments, int64_t num_chunks, int32_t max_workers) {
     int32_t is_free = 0, others = atomic_load(&pool.num_chains) - (depth > 0);
+    max_workers = (int32_t)af_min(max_workers, most_workers);
     if (others > 0) max_workers = (int32_t)af_min(max_workers, pool.num_helpers + 1 - others);
     if (num_chunks <= 1 || max_workers <= 1 || atomic_load(&pool.num_helpers) == 0 ||
         !atomic_compare_exchange_strong(&pool.is_taken, &is_free, 1)) {
@@ -215,6 +219,7 @@ typedef struct {
     int64_t num_calls;
     volatile int64_t where;
     int64_t *durations_ns; /* added up per call, or NULL */
+    int64_t max_workers;
 } af_chain;
 
 static int32_t run_calls(af_chain *chain) {
@@ -237,8 +242,12 @@ static int32_t run_calls(af_chain *chain) {
 
 /* A launch may be a chain of its own: it runs in the place of the one that it belongs to. */
 AF_EXPORT int32_t af_run_chain(void *arguments) {
+    af_chain *chain = arguments;
+    int32_t most_before = most_workers;
+    most_workers = (int32_t)af_min(most_before, chain->max_workers);
     if (!depth++) atomic_fetch_add(&pool.num_chains, 1);
-    int32_t status = run_calls(arguments);
+    int32_t status = run_calls(chain);
     if (!--depth) atomic_fetch_sub(&pool.num_chains, 1);
+    most_workers = most_before;
     return status;
 }

@@ -15,7 +15,15 @@
 #define AF_TILES_H
 #include "runtime.h"
 
-#if defined(__FMA__)
+#ifndef __has_builtin
+#define __has_builtin(x) 0
+#endif
+
+/* The header of all intrinsics takes a compiler 0.2 s to read, which is more than it then takes for
+ * gemm.c: what it defines the two that we need by is called at once. */
+#if __has_builtin(__builtin_ia32_vfmaddps256) && __has_builtin(__builtin_ia32_vfmaddps512_mask)
+#define HAS_BUILTINS 1
+#elif defined(__FMA__)
 #include <immintrin.h>
 #elif defined(__ARM_NEON)
 #include <arm_neon.h>
@@ -49,24 +57,36 @@ typedef float af_vec __attribute__((vector_size(VW * 4), aligned(4), may_alias))
 static inline int64_t af_round_up(int64_t n) { return (n + VW - 1) / VW * VW; }
 
 /* sum + a * b, float by float, rounded once where the processor can. */
-AF_TILED af_vec af_add_scaled(af_vec sum, float a, af_vec b) {
-#if defined(__AVX512F__)
-    return (af_vec)_mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)b, (__m512)sum);
+AF_TILED af_vec af_add_products(af_vec sum, af_vec a, af_vec b) {
+#if defined(__AVX512F__) && defined(HAS_BUILTINS)
+    return __builtin_ia32_vfmaddps512_mask(a, b, sum, (unsigned short)-1, 4); /* any rounding */
+#elif defined(__AVX512F__)
+    return (af_vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__) && defined(__AVX__) && defined(HAS_BUILTINS)
+    return __builtin_ia32_vfmaddps256(a, b, sum);
 #elif defined(__FMA__) && defined(__AVX__)
-    return (af_vec)_mm256_fmadd_ps(_mm256_set1_ps(a), (__m256)b, (__m256)sum);
+    return (af_vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
 #elif defined(__ARM_NEON) && defined(__aarch64__)
-    return (af_vec)vfmaq_n_f32((float32x4_t)sum, (float32x4_t)b, a);
+    return (af_vec)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
 #else
     return sum + a * b;
 #endif
+}
+
+/* x in every place: x - 0 is x, its sign too, and no instruction. */
+AF_TILED af_vec af_splat(float x) { return x - (af_vec){0}; }
+
+AF_TILED af_vec af_add_scaled(af_vec sum, float a, af_vec b) {
+    return af_add_products(sum, af_splat(a), b);
 }
 
 /* The same word by word. */
 AF_TILED af_vec af_add_product(af_vec sum, float a, af_vec b, const int pairs) {
 #if HAS_PAIRS
     if (pairs) {
-        __m512bh twice = (__m512bh)_mm512_set1_ps(a);
-        return (af_vec)_mm512_dpbf16_ps((__m512)sum, twice, (__m512bh)b);
+        /* Not its builtin, whose types are others with each compiler. */
+        __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(af_splat(a)), "v"(b));
+        return sum;
     }
 #else
     (void)pairs;
@@ -83,7 +103,8 @@ AF_TILED void af_tile(float *c, int64_t ldc, const float *a, int64_t a_row, int6
 #pragma GCC unroll 4
         for (int j = 0; j < n; j++)
             sums[i][j] = add ? *(const af_vec *)(c + i * ldc + j * VW) : (af_vec){0};
-    for (int64_t p = 0; p < k; p++, a += a_step, b += ldb) {
+    /* No counter: its register is needed for the rows of a. */
+    for (const float *end = b + k * ldb; b != end; a += a_step, b += ldb) {
         af_vec row[NR];
 #pragma GCC unroll 4
         for (int j = 0; j < n; j++) row[j] = *(const af_vec *)(b + j * VW);
@@ -130,17 +151,17 @@ AF_TILED void af_product(float *c, int64_t ldc, const float *a, int64_t a_row, i
     }
 }
 
-/* a is stored as [m, k], or transposed as [k, m], with rows that lie lda apart. */
-#define AF_PRODUCT(NAME, A_ROW, A_STEP, PAIRS)                                              \
-    static __attribute__((noinline, unused)) void NAME(                                    \
-        float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb,   \
-        int64_t m, int64_t n, int64_t k, int add) {                                        \
-        af_product(c, ldc, a, A_ROW, A_STEP, b, ldb, m, n, k, add, PAIRS);                 \
+/* a is stored as [m, k] or transposed: its rows lie a_row apart, and elements of a row a_step. */
+#define AF_PRODUCT(NAME, PAIRS)                                                                 \
+    static __attribute__((noinline, unused)) void NAME(                                         \
+        float *c, int64_t ldc, const float *a, int64_t a_row, int64_t a_step, const float *b,   \
+        int64_t ldb, int64_t m, int64_t n, int64_t k, int add) {                                \
+        af_product(c, ldc, a, a_row, a_step, b, ldb, m, n, k, add, PAIRS);                      \
     }
 
-AF_PRODUCT(af_multiply, lda, 1, 0)
-AF_PRODUCT(af_multiply_transposed, 1, lda, 0)
-AF_PRODUCT(af_multiply_pairs, lda, 1, 1)
-AF_PRODUCT(af_multiply_pairs_transposed, 1, lda, 1)
+AF_PRODUCT(af_multiply, 0)
+#if HAS_PAIRS
+AF_PRODUCT(af_multiply_pairs, 1)
+#endif
 
 #endif

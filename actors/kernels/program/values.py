@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from actors.kernels.program.numbers import Number
 from actors.kernels.program.phases import LoopPhase, Schedule, op_of, operands_of
 from compiler.contract.program import FusedProgram, Instruction, Kind
 from compiler.contract.types import DType
 
 # The argument block: a header, then four words per operand of the launch (inputs, then outputs),
-# two per row buffer and two per column sum. Sizes, strides and addresses are here and not in the
-# text, so that one function serves every shape.
+# two per row buffer and two per column sum, and on the host one per number. Sizes, strides and
+# addresses are here and not in the text, so that one function serves every shape.
 
 ROWS = 0
 COLUMNS = 1
@@ -76,6 +77,11 @@ def buffer(program: FusedProgram, index: int) -> int:
 def column_sum(program: FusedProgram, num_buffers: int, index: int) -> int:
     """Return the place of a column sum's first partial; the elements per partial follow."""
     return buffer(program, num_buffers + index)
+
+
+def numbers_begin(program: FusedProgram, plan: Schedule) -> int:
+    """Return the place of the first of the `numbers_of` a program, the last words of C."""
+    return column_sum(program, len(plan.buffers), len(plan.column_sums))
 
 
 def stretches(program: FusedProgram, num_sums: int) -> int:
@@ -299,16 +305,27 @@ def _extreme(
 class Values:
     """The values of one program, as C."""
 
-    def __init__(self, program: FusedProgram, plan: Schedule, place: str = "j") -> None:
+    def __init__(
+        self,
+        program: FusedProgram,
+        plan: Schedule,
+        place: str = "j",
+        numbers: Sequence[Number] = (),
+    ) -> None:
         """Number the row buffers and column sums of the schedule.
 
-        `place` is where an element's random bits are in u.
+        `place` is where an element's random bits are in u. `numbers` are words of the block, from
+        `numbers_begin` on; all others are text.
         """
         self.program = program
         self.plan = plan
         self._place = place
         self._buffers = {v: i for i, v in enumerate(plan.buffers)}
         self._sums = {v: i for i, v in enumerate(plan.column_sums)}
+        self._numbers = {
+            (number.value, number.index): f"a[{place}].{number.member}"
+            for place, number in enumerate(numbers, numbers_begin(program, plan))
+        }
 
     def dtype(self, value: int) -> DType:
         """Return the element type."""
@@ -343,9 +360,13 @@ class Values:
         return self.program.instructions[value - len(self.program.inputs)]
 
     def constant(self, value: int) -> float | None:
-        """Return the number that a value is, or None."""
-        is_constant = self.op(value) == "constant"
+        """Return the number that a value is in the text, or None."""
+        is_constant = self.op(value) == "constant" and (value, 0) not in self._numbers
         return self.instruction(value).constants[0] if is_constant else None
+
+    def size(self, value: int, index: int = 0) -> str:
+        """Return a whole number that an instruction has: a word of the block, or text."""
+        return self._numbers.get((value, index)) or str(self.instruction(value).constants[index])
 
     def name(self, value: int, suffix: str = "") -> str:
         """Return the name of a value; a constant stands for itself."""
@@ -361,7 +382,7 @@ class Values:
         Raises ValueError where there is no C for it.
         """
         instruction = self.instruction(value)
-        special = self._special(instruction, f"u{value}{suffix}", suffix)
+        special = self._special(value, f"u{value}{suffix}", suffix)
         if special is not None:
             return special
         operands = instruction.operands
@@ -406,7 +427,9 @@ class Values:
         """Return the step, the seed and the key of random bits, of 64 bits each."""
         instruction = self.instruction(value)
         seed, step = [f"(uint64_t){self.name(v)}" for v in instruction.operands[:2]]
-        return step, seed, f"{int(instruction.constants[0]) % 2**64}ULL"
+        word = self._numbers.get((value, 0))
+        key = f"{int(instruction.constants[0]) % 2**64}ULL"
+        return step, seed, f"(uint64_t){word}" if word else key
 
     def first_number(self, value: int) -> str:
         """Return the number of the first element of row r among those that random bits are for."""
@@ -416,14 +439,16 @@ class Values:
         name = self.name(places[0])
         return name if self.kind(places[0]) is Kind.ROW else f"({name} + {rows})"
 
-    def _special(self, instruction: Instruction, bits: str, suffix: str) -> str | None:
-        """Return what depends on a place in the space; None for other ops."""
+    def _special(self, value: int, bits: str, suffix: str) -> str | None:
+        """Return what no operand decides: places in the space, and words; None for other ops."""
+        instruction = self.instruction(value)
+        if instruction.op == "constant":
+            return self._numbers.get((value, 0))
         if instruction.op == "column_index":
             return "(int32_t)j"
         if instruction.op == "row_index":
-            every, count = instruction.constants
-            wrap = f" % {count}" if count else ""
-            return f"(int32_t)(r / {every}{wrap})"
+            wrap = f" % {self.size(value, 1)}" if instruction.constants[1] else ""
+            return f"(int32_t)(r / {self.size(value)}{wrap})"
         if instruction.op == "check_index":
             return self.name(instruction.operands[0], suffix)
         if instruction.op == "philox":

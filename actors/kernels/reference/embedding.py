@@ -18,6 +18,7 @@ from functools import partial
 import numpy as np
 
 from actors.kernels.common import cost, kernel
+from actors.kernels.common.host_memory import address
 from actors.kernels.common.kernel import (
     INDEX,
     Attrs,
@@ -205,7 +206,46 @@ def _plan_last_place(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostP
     return KernelPlan(cost.needs(inputs, outputs, work, kernel.size_bytes(pieces)), bind)
 
 
+def _plan_put_rows(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
+    """Plan `put_rows`(x, ids, rows) -> x with rows at ids; attrs depth.
+
+    It takes integer ids and a dense output, which may lie over x; rows that are not dense are
+    copied to scratch.
+    """
+    (x, ids, rows), (out,) = inputs, outputs
+    if not (ids.type.dtype.is_integer and out.is_dense):
+        return None
+    count = math.prod(x.shape[: integer(attrs, "depth")])
+    pieces = (
+        *index_pieces(ids.type.num_elements),
+        Piece((0,) if rows.is_dense else rows.shape, rows.dtype),
+    )
+
+    def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        (x, ids, source), (out,) = inputs, outputs
+        dense, extremes, copy = kernel.carve(workspace, pieces)
+        calls: list[Launch] = [checked("id", ids, count, dense, extremes, axes_of(attrs))]
+        if address(x) != address(out):
+            calls.append(partial(np.copyto, out, x))
+        if not source.size:
+            return in_sequence(calls)
+        if not rows.is_dense:
+            calls.append(partial(np.copyto, copy, source))
+            source = copy
+        # A row is one element of as many bytes: `put` moves it whole, the last of equal ids last.
+        row = np.dtype((np.void, out.nbytes // count))
+        table, flat = [y.reshape(n, -1).view(row) for y, n in ((out, count), (source, ids.size))]
+        calls.append(partial(np.put, table, as_index(dense), flat, "clip"))
+        return in_sequence(calls)
+
+    size = float(rows.type.size_bytes)
+    work = Work(calls=4, passes=((BytePass.SCATTER, size),), unswept=(0, len(inputs)))
+    needs = cost.needs(inputs, outputs, work, kernel.size_bytes(pieces), ((0, 0),))
+    return KernelPlan(needs, bind)
+
+
 EMBEDDING_KERNELS = (
+    Kernel("numpy.put_rows", "put_rows", _plan_put_rows),
     Kernel("numpy.embedding", "embedding", _plan_embedding),
     Kernel("numpy.embedding_grad", "embedding_grad", _plan_gradient),
     Kernel("numpy.last_place", "last_place", _plan_last_place),

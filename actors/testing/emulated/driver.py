@@ -32,7 +32,7 @@ from actors.device.cuda.driver import (
 )
 from actors.kernels.cuda.calls import CudnnCall, KernelText, LtProduct, RunCollective
 from actors.kernels.cuda.kernel import Gpu
-from actors.kernels.library.runtime import CompilerError, Toolchain
+from actors.kernels.library.toolchain import CompilerError, Toolchain
 from actors.machine.protocol import DeviceFault, Launch
 from actors.testing.emulated import kernels, library_calls, nccl
 from actors.testing.emulated.library_calls import library_call

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.kernel import Gpu
-from actors.kernels.library.runtime import Toolchain
+from actors.kernels.library.toolchain import Toolchain
 from actors.machine.errors import forkable_lock
 from compiler.contract.errors import ActorflowError, InternalError
 

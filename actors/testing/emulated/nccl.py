@@ -33,7 +33,7 @@ from actors.collectives.shared_memory import CollectiveLaunch
 from actors.device.cuda.driver import CudaError
 from actors.device.cuda.nccl import UNIQUE_ID_BYTES
 from actors.kernels.cuda.calls import NCCL_DTYPES, CollectiveKind, RunCollective
-from actors.kernels.library.runtime import Toolchain
+from actors.kernels.library.toolchain import Toolchain
 from actors.machine.protocol import Array
 from actors.testing.emulated.memory import EmulatedMemory
 from compiler.contract.types import HALVES, DType, from_bits, numpy_dtype, to_bits

@@ -7,6 +7,7 @@ A new activation goes into `activation`, a new optimizer into `updates`: types, 
     arithmetic     functions of each element, of one operand or two
     normalisation  layer, RMS and batch norm, softmax
     loss           cross entropies by rows
+    weights        means by weight, and what weight a value has
     updates        counters, sums of batches, optimizers
     gradients      reverse-mode differentiation; gradients of primitives
     attention      scaled dot-product attention as one op

@@ -46,14 +46,19 @@ def _value_range(x: Expression) -> tuple[Expression, ...]:
     is_finite, is_nan = x.abs() < math.inf, x != x
     least, most = is_finite.where(x, math.inf).min(), is_finite.where(x, -math.inf).max()
     counts = [flag.to(DType.FLOAT64).sum().to(x.dtype) for flag in (is_nan, x.abs() == math.inf)]
-    return least, most, *counts
+    finite = is_finite.where(x, 0.0).to(DType.FLOAT64)  # a float32 may not hold its square
+    norm = (finite * finite).sum().sqrt().to(x.dtype)
+    return least, most, *counts, norm
 
 
 VALUE_RANGE = fused_op(
-    "value_range", "x[*, D] -> least[*], most[*], nans[*], infinities[*]", _value_range
+    "value_range",
+    "x[*, D] -> least[*], most[*], nans[*], infinities[*], norm[*]",
+    _value_range,
 )
-"""The least and the largest finite number of a row, and how many are NaN or infinite: what
-`debug=` of a job tells of a value. Where no number is finite the least is larger than the most."""
+"""The least and the largest finite number of a row, how many are NaN or infinite, and the norm
+of the finite ones: what `debug=` of a job tells of a value. Where no number is finite the least is
+larger than the most."""
 
 ARGSORT = define("argsort")
 """x -> int64, the places of the elements along the last axis in ascending order; equal ones as they

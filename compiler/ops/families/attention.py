@@ -69,7 +69,8 @@ After v may come a mask, and after that a seed [] and a step [] (int64):
 
 - mask [..., T, S], each axis whole or of extent 1, is added to scaled scores. A query that sees
   nothing, -inf throughout, gets zeros, and gives none a gradient. Not together with causal. What it
-  hides has a weight of 0 that meets keys and values in products, as in torch: 0 * NaN is NaN.
+  hides has a weight of 0 that meets keys and values in products, as in torch: 0 * NaN is NaN. A
+  kernel may leave out keys that are hidden from all queries.
 - with seed and step and the attrs p and key, weights are dropped as `dropout` would drop a tensor
   [..., T, S]: its bits are those of the whole tensor, however kernels cut it. With the attr
   numbered there comes another input, first [...] (int64): where q is a part of a larger tensor, the

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from compiler.contract.attrs import Attrs, AttrValue
 from compiler.contract.program import GRADIENT
+from compiler.contract.sbp import BROADCAST, PARTIAL
 from compiler.contract.types import DType, TensorType, ValueId
-from compiler.graph.columns import Grads, gradient_of, reference_of
+from compiler.graph.columns import (
+    Grads,
+    SbpSignature,
+    by_axes,
+    gradient_of,
+    reference_of,
+    sbp_signatures,
+)
 from compiler.graph.graph import GraphBuilder, Node
 from compiler.graph.registry import (
     Array,
@@ -27,10 +37,13 @@ from compiler.graph.registry import (
     kernel_op,
     reference,
 )
+from compiler.ops.families.arithmetic import LESS, MAXIMUM, WHERE
 from compiler.ops.families.updates import SGD_UPDATE
 from compiler.ops.language.define import fused_op, update
 from compiler.ops.language.expressions import Expression
 from compiler.ops.primitives.reduce import check_indices
+from compiler.ops.primitives.shape import broadcast_value, reshape_to
+from compiler.ops.primitives.sources import scalar
 
 EMBEDDING = define("embedding")
 """weight [V, D], ids (integer, any shape) -> ids.shape + [D].
@@ -79,6 +92,20 @@ LAST_PLACE = define("last_place")
 Attrs: rows, and axes as above.
 """
 
+PUT_ROWS = define("put_rows")
+"""x [*A, *D], ids (integer, any shape), rows (ids.shape + D) -> x with rows at ids.
+
+Any dtype. The axes A, the first `depth`, are numbered in row-major order; of several rows for one
+id the last counts. An id that numbers no row raises IndexError at run time, before anything is
+written. Attrs: depth, and axes as above.
+"""
+
+ASSIGN_ROWS = define("assign_rows")
+"""`put_rows` over its variable x: only the rows move. The pass `assign_rows` emits it."""
+
+input_output_aliases.register(ASSIGN_ROWS, ((0, 0),))
+kernel_op.register(ASSIGN_ROWS, "put_rows")
+
 
 @infer_type.of(EMBEDDING)
 def _embedding_type(inputs: Types, attrs: Attrs) -> Types:
@@ -109,6 +136,17 @@ def _last_place_type(inputs: Types, attrs: Attrs) -> Types:
     return (TensorType(DType.INT32, (attrs.int_("rows"),)),)
 
 
+@infer_type.of(PUT_ROWS, ASSIGN_ROWS)
+def _put_rows_type(inputs: Types, attrs: Attrs) -> Types:
+    x, ids, rows = expect_inputs(inputs, "x", "ids", "rows")
+    expect_integer(ids, "ids")
+    depth = attrs.int_("depth")
+    if not 0 < depth <= x.rank:
+        raise OpTypeError(f"needs 0 < depth <= {x.rank}, the axes of x, got {depth}")
+    expect_type(rows, "rows", TensorType(x.dtype, ids.shape + x.shape[depth:]))
+    return (x,)
+
+
 def _axes(attrs: Attrs) -> tuple[int, ...]:
     return attrs.ints("axes") if "axes" in attrs else ()
 
@@ -133,6 +171,18 @@ def _last_place(attrs: Attrs, ids: Array) -> Array:
     return result
 
 
+@reference_of(PUT_ROWS, ASSIGN_ROWS)
+def _put_rows(attrs: Attrs, x: Array, ids: Array, rows: Array) -> Array:
+    depth = attrs.int_("depth")
+    count = math.prod(x.shape[:depth])
+    check_indices(ids, count, "id", _axes(attrs))
+    result = x.copy()
+    table = result.reshape(count, *x.shape[depth:])
+    for row, place in enumerate(ids.reshape(-1).tolist()):
+        table[place] = rows.reshape(ids.size, *x.shape[depth:])[row]
+    return result
+
+
 def sums_by_id(dy: Array, ids: Array, rows: int) -> Array:
     """Return the sums of the rows of dy with equal ids, added up in float64, in its dtype."""
     result = np.zeros((rows, dy.shape[-1]), np.promote_types(dy.dtype, np.float64))
@@ -154,6 +204,17 @@ def _embedding_grad_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     return Cost(float(dy.num_elements), moved_bytes)
 
 
+@cost.of(PUT_ROWS)
+def _put_rows_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+    moved_bytes = 2.0 * (inputs[0].size_bytes + inputs[2].size_bytes) + inputs[1].size_bytes
+    return Cost(0.0, moved_bytes)
+
+
+@cost.of(ASSIGN_ROWS)
+def _assign_rows_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+    return Cost(0.0, 2.0 * inputs[2].size_bytes + inputs[1].size_bytes)
+
+
 def _checks(attrs: Attrs) -> dict[str, AttrValue]:
     return {"axes": attrs["axes"]} if "axes" in attrs else {}
 
@@ -168,6 +229,39 @@ def _embedding_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
 @gradient_of(EMBEDDING_GRAD)
 def _embedding_grad_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     return *b.emit(EMBEDDING, (dy, node.inputs[1]), _checks(node.attrs)), None
+
+
+@gradient_of(PUT_ROWS)
+def _put_rows_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
+    """Let what came from x go there, and to each row what its place has, if it was the last."""
+    x, ids, rows = [b.type_of(v) for v in node.inputs]
+    depth = node.attrs.int_("depth")
+    lead, tail = x.shape[:depth], x.shape[depth:]
+    count, width = math.prod(lead), math.prod(tail)
+    (last,) = b.emit(LAST_PLACE, node.inputs[1:2], {"rows": count} | _checks(node.attrs))
+    is_from_x = b.emit_one(LESS, last, scalar(b, 0, DType.INT32))
+    is_from_x = reshape_to(b, is_from_x, (*lead, *[1] * len(tail)))
+    zero = scalar(b, 0.0, x.dtype)
+    of_x = b.emit_one(WHERE, is_from_x, dy, zero)
+    if not rows.num_elements:
+        return of_x, None, broadcast_value(b, zero, rows.shape)
+    of_rows = reshape_to(b, b.emit_one(WHERE, is_from_x, zero, dy), (count, width))
+    place = b.emit_one(MAXIMUM, last, scalar(b, 0, DType.INT32))
+    sums = b.emit_one(EMBEDDING_GRAD, of_rows, place, rows=ids.num_elements)
+    return of_x, None, reshape_to(b, sums, rows.shape)
+
+
+@sbp_signatures.of(PUT_ROWS, ASSIGN_ROWS)
+def _put_rows_signatures(
+    inputs: Types, outputs: Types, attrs: Attrs, parts: int
+) -> list[SbpSignature]:
+    """Split any axis of a row; shares of x and of rows make shares of the result."""
+    x, ids, _ = inputs
+    depth = attrs.int_("depth")
+    names = [*map(str, range(x.rank - depth))]
+    whole = [*[""] * depth, *names]
+    split = by_axes([whole, [""] * ids.rank, [*[""] * ids.rank, *names]], [whole])
+    return [*split, SbpSignature((PARTIAL, BROADCAST, PARTIAL), (PARTIAL,))]
 
 
 # The gradient of an embedding is zero but for those rows. Where a rule leaves the others as they

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from compiler.contract.attrs import Attrs, AttrValue
 from compiler.contract.errors import InternalError
-from compiler.contract.plan import SubPlan
 from compiler.contract.types import DType, TensorType, ValueId
 from compiler.graph.columns import reference_of, streaming_cost
 from compiler.graph.graph import GraphBuilder, Maybe, Node, gradient
@@ -59,6 +59,9 @@ from compiler.ops.primitives.shape import (
 )
 from compiler.ops.primitives.sources import INPUT, scalar
 
+if TYPE_CHECKING:
+    from compiler.contract.plan import SubPlan
+
 # `cond` is a choice between two bodies, `while` goes on as long as a body says. Semantics are those
 # of jax.lax.cond and while_loop. The host looks at a flag and runs one plan or another; a GPU runs
 # both plans of a choice, and has no such loop. The gradient of a choice is the choice of the
@@ -82,11 +85,13 @@ _FLAG = TensorType(DType.BOOL, ())
 def _signature(attrs: Attrs, name: str) -> tuple[Types, Types]:
     """Return the types of a body's operands and results, whether it is planned or not."""
     body: AttrValue = attrs[name]
+    if isinstance(body, Body):
+        return body.operand_types, body.result_types
+    from compiler.contract.plan import SubPlan  # 20 ms, and no trace needs it
+
     if isinstance(body, SubPlan):
         body.check()
         return body.operands, body.results
-    if isinstance(body, Body):
-        return body.operand_types, body.result_types
     raise InternalError(f"attribute {name!r} is no body")
 
 
@@ -299,14 +304,12 @@ class ScanParts:
 @infer_type.of(SCAN)
 def _types(inputs: Types, attrs: Attrs) -> Types:
     length, carries, xs = [attrs.int_(name) for name in _NUMBERS]
+    operands, results = _signature(attrs, "body")
     body = attrs["body"]
-    if isinstance(body, SubPlan):
-        operands, results = body.operands, body.results
-        if (body.carries, body.xs) != (carries, xs):
-            raise OpTypeError(f"has {carries} carries and {xs} xs, and its plan others")
-        body.check()
-    else:
-        operands, results = body_of(attrs).operand_types, body_of(attrs).result_types
+    # `_signature` knows no third kind.
+    planned = None if isinstance(body, Body) else cast("SubPlan", body)
+    if planned is not None and (planned.carries, planned.xs) != (carries, xs):
+        raise OpTypeError(f"has {carries} carries and {xs} xs, and its plan others")
     if len(inputs) != len(operands) or not carries + xs <= len(operands) or carries > len(results):
         raise OpTypeError(f"expects {len(operands)} inputs, got {len(inputs)}")
     for number, (type_, expected) in enumerate(zip(inputs, operands, strict=True)):

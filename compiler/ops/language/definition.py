@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import CodeType
-from typing import Any, ParamSpec, Protocol, TypeVar
+from types import BuiltinFunctionType, CodeType, FunctionType
+from typing import Any, ParamSpec, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -116,8 +117,35 @@ def parameters_of(function: object) -> list[inspect.Parameter]:
         ) from None
 
 
+def _is_plain(function: object) -> TypeGuard[FunctionType]:
+    """Whether the code of a function says what it takes, which costs a tenth of a signature."""
+    is_wrapping = hasattr(function, "__wrapped__") or hasattr(function, "__signature__")
+    return isinstance(function, FunctionType) and not is_wrapping
+
+
+_OPERATOR = re.compile(r"\(\$?\w+((?:, \w+)*), /\)")
+
+
+def _num_positional(function: object) -> int | None:
+    """Return how many arguments a function takes by position, all required; None if unknown.
+
+    Of one in C, such as `operator.add`, its text of the arguments tells, which `inspect.signature`
+    would parse as Python: 0.3 ms of each op that is defined when actorflow is imported.
+    """
+    if isinstance(function, BuiltinFunctionType):
+        match = _OPERATOR.fullmatch(getattr(function, "__text_signature__", None) or "")
+        return None if match is None else match[1].count(",")
+    if not _is_plain(function) or function.__defaults__:
+        return None
+    return function.__code__.co_argcount
+
+
 def attributes_of(function: Function) -> tuple[Attribute, ...]:
     """Return the keyword-only arguments of a function. Raises OpTypeError for a strange default."""
+    if _is_plain(function) and not function.__code__.co_kwonlyargcount:
+        return ()
+    if isinstance(function, BuiltinFunctionType) and _num_positional(function) is not None:
+        return ()
     attributes: list[Attribute] = []
     for p in parameters_of(function):
         if p.kind is not p.KEYWORD_ONLY:
@@ -174,6 +202,8 @@ def _expect_plain(name: str, value: object) -> None:
 
 def expect_takes(function: Function, names: Sequence[str], what: str) -> None:
     """Check that a function can be called with one operand for each name."""
+    if _num_positional(function) == len(names):
+        return  # as almost all
     takes = inspect.signature(function)
     required = {a.name: None for a in attributes_of(function) if a.is_required}
     try:

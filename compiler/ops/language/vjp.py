@@ -28,6 +28,7 @@ from compiler.graph.registry import (
     Op,
     OpTypeError,
     Types,
+    broadcast_shape,
     define,
     expect_inputs,
     expect_type,
@@ -360,7 +361,9 @@ class Vjp:
             raise OpTypeError("needs the gradient of an output first, of floats")
         form = self.derived(inputs[0].dtype, attrs).form
         expect_inputs(inputs, *[slot.name for slot in form.inputs])
-        wide = inputs[0].shape
+        # A gradient that is one number everywhere may come narrow.
+        shapes = [type_.shape for type_ in inputs]
+        wide = shapes[0] if form.extents is not None else _widest(shapes)
         for slot, type_ in zip(form.inputs, inputs, strict=True):
             if form.extents is None:
                 shape = type_.shape if _stretches(type_.shape, wide) else wide
@@ -392,6 +395,14 @@ class Vjp:
     def key(self, name: str) -> str:
         """Return the name of an attribute of this product, beside those of inner ones."""
         return name if self.depth == 1 else f"{name}{self.depth}"
+
+
+def _widest(shapes: list[Ints]) -> Ints:
+    """Return what shapes are stretched to; where they do not fit, the first of them."""
+    try:
+        return broadcast_shape(*shapes)
+    except OpTypeError:
+        return shapes[0]
 
 
 def _stretches(shape: Ints, wide: Ints) -> bool:

@@ -150,14 +150,19 @@ def hash_graph(graph: Graph, *, with_sources: bool = False) -> str:
         if node.stage != UNSTAGED:
             row.append(("stage", node.stage))
         nodes.append(row)
+    outputs = [
+        (o.name, o.value, str(o.source)) if with_sources and o.source else (o.name, o.value)
+        for o in graph.outputs
+    ]
     rules = [
         (u.op.name, u.variable, u.state, u.scalars, u.attrs.packed, u.objective)
         for u in graph.updates
     ]
     body = [
         nodes,
-        [(t.dtype.value, t.shape) for t in graph.types],
-        [(o.name, o.value) for o in graph.outputs],
+        # Not `.value`, which Python finds by a search through the class each time.
+        [(t.dtype._value_, t.shape) for t in graph.types],
+        outputs,
         rules,
         [(w.variable, w.value) for w in graph.writes],
         None if graph.accumulation is None else astuple(graph.accumulation),

@@ -8,6 +8,7 @@ on layouts.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 
@@ -148,6 +149,8 @@ def _reshape_view(
     return None if strides is None else Layout(layout.offset_bytes, strides)
 
 
+# Kept: layers repeat, and each storage of a graph asks again.
+@lru_cache(1 << 12)
 def reshaped_strides(
     shape: tuple[int, ...], strides: tuple[int, ...], new_shape: tuple[int, ...], itemsize: int
 ) -> tuple[int, ...] | None:

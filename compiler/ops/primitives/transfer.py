@@ -284,12 +284,15 @@ def is_copy(node: Node) -> bool:
 def value_devices(graph: Graph) -> tuple[int, ...]:
     """Return, per value, the number of the device where it lies, or HOST_SIDE. O(nodes)."""
     column = [0] * len(graph.types)
+    ops = {node.op for node in graph.nodes}
+    sources = {op for op in ops if is_source.get(op)}
+    views = {op for op in ops if view.has(op)}
     for node in graph.nodes:
         if is_copy(node):
             place = node.attrs.int_("to")
-        elif is_source.get(node.op):
+        elif node.op in sources:
             place = node.attrs.int_("place") if "place" in node.attrs else node.device
-        elif view.has(node.op):
+        elif node.op in views:
             place = column[node.inputs[0]]
         else:
             place = node.device

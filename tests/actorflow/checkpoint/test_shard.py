@@ -121,6 +121,12 @@ def test_a_nan_anywhere_is_noticed(tmp_path, dtype, small_chunks):
     assert write_and_read(LogFs(tmp_path), tmp_path, {"a": array[:3], "w": array})[1]
 
 
+def test_what_has_no_element_or_no_nan_to_hold_holds_none():
+    for array in (np.zeros(0, np.float32), np.zeros((3, 0)), np.arange(3), np.array(True)):
+        assert not shard_module.holds_nan(array)
+    assert shard_module.holds_nan(np.array(np.nan))
+
+
 @settings(max_examples=tiers.examples(60), deadline=None)
 @given(
     sizes=st.dictionaries(st.text(min_size=1, max_size=5), st.integers(0, 40), max_size=12),

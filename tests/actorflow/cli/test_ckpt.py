@@ -169,3 +169,15 @@ def test_whole_tensors_are_exported(ckpt, sharded, tmp_path):
     assert ckpt("export", sharded, tmp_path / "x", "--step", "9")[0] == 1
     assert ckpt("export", tmp_path, tmp_path / "x")[0] == 1
     assert not (tmp_path / "x").exists()
+
+
+def test_checkpoints_are_told_as_json(ckpt, run):
+    code, (line,), _ = ckpt("ls", run, "--json")
+    rows = json.loads(line)
+    assert (code, [row["step"] for row in rows]) == (0, [1, 2, 3])
+    code, (line,), _ = ckpt("verify", run, "--json")
+    verified = json.loads(line)
+    assert (code, [row["is_valid"] for row in verified]) == (1, [True, False, True])
+    assert "step-0000000002" in verified[1]["problem"]
+    code, (line,), _ = ckpt("verify", run, "--step", "3", "--json")
+    assert (code, json.loads(line)) == (0, [verified[2]])

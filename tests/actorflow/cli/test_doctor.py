@@ -1,3 +1,4 @@
+import json
 import os
 from dataclasses import replace
 
@@ -5,8 +6,10 @@ import pytest
 
 from actorflow.cli import doctor
 from actorflow.cli.doctor import findings
+from actorflow.cli.main import main
 from actorflow.environment.host import CUDA_PACKAGES, Host
-from actorflow.environment.settings import ENVIRONMENT
+from actorflow.environment.kernel_times import FLOPS, KernelTimes, measured_kernels
+from actorflow.environment.settings import ENVIRONMENT, Settings
 from actors.device.cuda.cudnn import InstalledCudnn
 from actors.device.cuda.nvml import NvmlDevice, NvmlDevices
 from actors.kernels.cuda.cudnn_library import CudnnLibrary
@@ -286,15 +289,43 @@ def test_settings_that_mean_nothing_are_warnings():
 @pytest.mark.parametrize(("seen", "code"), [(SOUND, 0), (replace(SOUND, compiler=None), 1)])
 def test_the_exit_code_tells_whether_something_is_to_be_mended(monkeypatch, capsys, seen, code):
     monkeypatch.setattr(doctor, "examine", lambda environ: seen)
-    monkeypatch.setattr(os, "environ", HOME)
-    assert doctor.main() == code
-    assert capsys.readouterr().out.splitlines() == report_lines(HOME, seen)
+    environ = {**HOME, "ACTORFLOW_NATIVE": "0"}
+    monkeypatch.setattr(os, "environ", environ)
+    assert main(["doctor"]) == code
+    told = capsys.readouterr().out.splitlines()
+    (measured,) = [line for line in told if line.startswith("ok   kernels")]
+    assert measured.endswith("by numpy's kernels")
+    assert [line for line in told if line != measured] == report_lines(environ, seen)
+    assert main(["doctor", "--json"]) == code
+    rows = [doctor.Finding(**row) for row in json.loads(capsys.readouterr().out)]
+    assert [row for row in rows if row.topic != "kernels"] == doctor.findings(environ, seen)
 
 
 def test_no_compiler_says_what_it_costs_and_how_to_get_one():
     ((text, mend),) = warnings(compiler=None)
     assert text.startswith("no cc, gcc or clang: numpy's kernels run, and a step of a small GPT")
     assert "apt install gcc" in mend
+
+
+def test_what_native_kernels_gain_is_told_as_it_was_measured():
+    times = KernelTimes({"convolution": 9.437184, "product": 2.68435456}, {})
+    told = [str(finding) for finding in findings(HOME, SOUND, times)]
+    slow = "1 GFLOP/s in a convolution, 100 GFLOP/s in a product, by numpy's kernels"
+    assert f"ok   kernels     {slow}" in told
+    times = KernelTimes(times.numpy, {"convolution": 0.4718592, "product": 2.68435456})
+    told = [str(finding) for finding in findings(HOME, SOUND, times)]
+    fast = "20 GFLOP/s in a convolution, 100 GFLOP/s in a product: 20 and 1 times as fast as"
+    assert f"ok   kernels     {fast} numpy's" in told
+    told = [str(finding) for finding in findings(HOME, replace(SOUND, busy_cores=1.5), times)]
+    busy = ", while other processes were busy: measure again without"
+    assert f"ok   kernels     {fast} numpy's{busy}" in told
+
+
+def test_kernels_are_measured_without_a_compiler():
+    times = measured_kernels(Settings(), has_compiler=False)
+    assert times.numpy.keys() == FLOPS.keys()
+    assert min(times.numpy.values()) > 0
+    assert times.native == {}
 
 
 def test_a_compiler_that_does_not_run_is_named():

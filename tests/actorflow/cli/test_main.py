@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -5,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import actorflow as af
-from actorflow.cli.main import main
+from actorflow.cli.main import EXAMPLES, EXIT_CODES, main, parse
 from actorflow.environment.settings import __version__
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,19 +47,22 @@ def defined_ops():
     return found
 
 
-def table_of_ops(*files):
+def table_of_ops(*arguments):
     """Return the rows of `actorflow ops` by op and column, of a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "actorflow", "ops", *files],
+        [sys.executable, "-m", "actorflow", "ops", *arguments],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
+    if "--json" in arguments:
+        return {row["op"]: row for row in json.loads(done.stdout)}
     lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
     head, _, *rows = [line.strip("| ").split(" | ") for line in lines]
     return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
 
 
 def test_the_table_of_ops_is_whole_and_says_what_is_derived():
-    by_name = table_of_ops()
+    by_name = table_of_ops("--full")
+    assert by_name == table_of_ops("--json")
     assert defined_ops() <= set(by_name)
     for name in ("add", "mul", "matmul", "sum"):
         assert by_name[name]["gradient"] in ("yes", "derived")
@@ -76,10 +80,62 @@ def test_ops_of_a_user_stand_in_the_table_with_their_file(tmp_path):
         '@af.op("x -> y", gradient=lambda dy: 2 * dy)\ndef doubled(x):\n    return x + x\n\n\n'
         '@af.numpy_op("x -> y")\ndef copied(x, y):\n    y[...] = x\n'
     )
-    by_name = table_of_ops(str(file))
+    by_name = table_of_ops("--full", str(file))
     assert by_name["doubled"]["file"] == by_name["copied"]["file"] == str(file)
     assert (by_name["doubled"]["infer_type"], by_name["doubled"]["gradient"]) == ("derived", "yes")
     assert (by_name["copied"]["kernels"], by_name["copied"]["gradient"]) == ("python", "-")
+
+
+def test_the_table_of_ops_names_what_is_not_known_of_each(capsys):
+    assert main(["ops"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "| op | gradient | kernels | not known | file |"
+    (argsort,) = [line for line in lines if line.startswith("| argsort |")]
+    assert "gradient" in argsort.split(" | ")[3]
+
+
+def test_a_plan_is_told_as_json_with_the_sizes_of_its_text(script, capsys):
+    assert main(["plan", script, "--json", "--epochs", "3"]) == 0
+    told, printed = capsys.readouterr()
+    assert printed == "arguments ['--epochs', '3']\n"
+    facts = json.loads(told)
+    assert (facts["job"], facts["num_parameters"], facts["num_ranks"]) == ("train", 3, 1)
+    (arena,) = facts["arenas"]
+    assert sum(arena["parts"].values()) == arena["size_bytes"] >= arena["lower_bound_bytes"]
+    assert {"data", "metrics"} < {actor["name"] for actor in facts["actors"]}
+
+
+@pytest.mark.parametrize("command", sorted(EXAMPLES))
+def test_the_help_of_a_command_has_an_example_that_its_parser_takes(command, capsys):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main([*command.split(), "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"Example: {EXAMPLES[command]}" in shown
+    assert EXIT_CODES in shown
+    words = EXAMPLES[command].split(" >> ")[0].split()
+    assert words[: 1 + len(command.split())] == ["actorflow", *command.split()]
+    parse(words[1:])
+
+
+def test_json_belongs_to_plan_and_simulate_and_to_the_script_that_is_run(script, capsys):
+    for command in (["plan"], ["simulate", "--no-calibrate"]):
+        assert main([*command, script, "--json", "a"]) == 0
+        told, printed = capsys.readouterr()
+        assert isinstance(json.loads(told), dict)
+        assert printed == "arguments ['a']\n"
+        assert main([*command, script, "--", "--json"]) == 0
+        assert capsys.readouterr().out.startswith("arguments ['--json']\n")
+    assert main(["run", script, "--json"]) == 0
+    assert capsys.readouterr().out == "arguments ['--json']\n"
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["run", "--json", script])
+    assert "unrecognized arguments: --json" in capsys.readouterr().err
+
+
+def test_the_help_says_what_exit_codes_mean(capsys):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--help"])
+    assert EXIT_CODES in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_version_is_told(capsys):

@@ -10,9 +10,21 @@ from dataclasses import replace
 
 import pytest
 from error_texts import raises
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actorflow.cli.main import main
-from actorflow.cli.top import add_arguments, is_alive, note, render, run, watch
+from actorflow.cli.top import (
+    Trends,
+    add_arguments,
+    bar_text,
+    bars_of,
+    is_alive,
+    note,
+    render,
+    run,
+    watch,
+)
 from actorflow.run.status import ActorStatus, RankStatus, Status, StatusError
 from compiler.contract.errors import ActorflowError
 
@@ -37,6 +49,15 @@ def test_the_view_has_a_head_the_streams_and_a_row_per_actor():
         "step   compute       1200   97.1%      48.200  self 99%, register loss 1%",
         "data   data          1203    3.1%       1.500",
     ]
+
+
+def test_the_share_of_time_that_waits_for_data_is_shown():
+    (_, facts, *_) = render(replace(STATUS, data_wait=0.336), 200)
+    assert facts == ("1:02:05  20.42 steps/s  loss 1.8342  waits for data 34%  memory 312.0 MiB")
+
+
+def test_a_small_loss_keeps_its_digits():
+    assert "loss 1.200e-05  " in render(replace(STATUS, loss=1.2e-5), 80)[1]
 
 
 def test_what_is_not_known_is_left_out():
@@ -76,6 +97,57 @@ def test_of_many_ranks_those_are_shown_that_wait_least():
 @pytest.mark.parametrize("width", [1, 20, 60])
 def test_no_line_is_wider_than_the_terminal(width):
     assert max(len(line) for line in render(STATUS, width, "stale: process gone")) <= width
+
+
+def trends_of(*statuses, bars="01234567"):
+    trends = Trends(bars)
+    for second, status in enumerate(statuses):
+        trends.add(replace(status, written_at_s=float(second)))
+    return trends
+
+
+def test_numbers_that_were_shown_before_are_drawn_between_their_bounds():
+    losses = [7.0, 5.5, 4.25, 0.0]
+    statuses = [replace(STATUS, loss=v, data_wait=v / 10, steps_per_s=2.5) for v in losses]
+    assert render(STATUS, 80, trends=trends_of(*statuses))[2:5] == [
+        "loss            7640  0 to 7",
+        "steps/s         0000  2.5 to 2.5",
+        "waits for data  7640  0% to 70%",
+    ]
+    ranks = replace(STATUS, by_rank=(RankStatus("a", 0.2), RankStatus("b", 0.4)))
+    assert "waits for ranks  00  30% to 30%" in trends_of(ranks, ranks).lines(80)
+
+
+def test_a_status_that_was_there_already_counts_once_and_one_alone_has_no_bars():
+    trends = trends_of(STATUS)
+    trends.add(replace(STATUS, written_at_s=0.0))
+    assert trends.lines(80) == []
+    assert render(STATUS, 200, trends=trends) == render(STATUS, 200)
+
+
+@given(st.lists(st.floats() | st.none(), max_size=200), st.integers(1, 150))
+def test_bars_fit_the_width_and_show_the_newest_in_the_order_of_size(losses, width):
+    trends = trends_of(*[replace(STATUS, loss=loss, steps_per_s=None) for loss in losses])
+    for line in render(replace(STATUS, actors=()), width, trends=trends):
+        assert len(line) <= width
+    for line in trends.lines(width):
+        shown = [loss for loss in losses if loss is not None][-len(line.split()[1]) :]
+        heights = ["!01234567".index(bar) for bar in line.split()[1]]
+        for height, loss in zip(heights, shown, strict=True):
+            assert (height == 0) == (not math.isfinite(loss))
+        pairs = [pair for pair in zip(shown, heights, strict=True) if pair[1]]
+        rising = [height for _, height in sorted(pairs)]
+        assert rising == sorted(rising)
+
+
+@pytest.mark.parametrize("encoding", [None, "ascii", "iso-8859-1", "nothing", "utf-8", "cp437"])
+def test_bars_are_letters_that_the_encoding_has_and_no_escapes(encoding):
+    bars = bars_of(encoding)
+    assert len({*bars}) == 8
+    assert bars.isascii() == (encoding != "utf-8")
+    text = bar_text([1.0, math.nan, 2.0, 1.5], bars)
+    assert text == f"{bars[0]}!{bars[7]}{bars[4]}"
+    assert text.isprintable()
 
 
 def test_a_run_whose_process_is_gone_is_stale_and_a_silent_one_says_for_how_long():

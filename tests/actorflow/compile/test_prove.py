@@ -35,9 +35,16 @@ def test_a_plan_of_the_compiler_is_proven_also_from_bytes(plan):
     prove(Plan.from_bytes(plan.to_bytes()))
 
 
-@pytest.mark.parametrize(
-    "name", ["compiler.verify.verify.extents_of", "actors.race.race.share_bytes"]
+PARTS_OF_A_PROOF = (
+    "compiler.contract.plan.sub_plans",  # of `check_references`
+    "compiler.verify.verify.extents_of",
+    "actors.race.race.share_bytes",
 )
+
+PROVEN_WHILE_DECODED = PARTS_OF_A_PROOF[:1]
+
+
+@pytest.mark.parametrize("name", PARTS_OF_A_PROOF)
 def test_a_plan_is_verified_once_from_its_compilation_to_its_steps(monkeypatch, name):
     module, _, function = name.rpartition(".")
     checked, check = [], getattr(importlib.import_module(module), function)
@@ -52,6 +59,12 @@ def test_a_plan_is_verified_once_from_its_compilation_to_its_steps(monkeypatch, 
     for value in (1, 2):
         assert double.step(af.nn.Identity(), {"x": np.array(value)})["output"] == 2 * value
     assert len(checked) == 1
+    plan = double.compile(af.nn.Identity(), {"x": af.TensorType(af.DType.INT64, ())})
+    loaded = Plan.from_bytes(plan.to_bytes())  # another object: nothing is known of it
+    checked.clear()
+    prove(loaded)
+    Runner(loaded)
+    assert len(checked) == (name not in PROVEN_WHILE_DECODED)
 
 
 def test_a_plan_that_was_refused_is_refused_again(plan):

@@ -2,10 +2,13 @@ import json
 from collections import UserDict
 
 import numpy as np
+import pytest
 from error_texts import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
+import actorflow as af
+from actorflow import nn
 from actorflow.data import DataError, from_iterable
 from compiler.contract.types import DType, TensorType
 
@@ -87,3 +90,59 @@ def test_the_fingerprint_is_made_of_spec_and_the_users_own_words():
     assert one != from_iterable(counting(3), SPEC, fingerprint="v2").fingerprint()
     wider = {"x": TensorType(DType.INT64, (3,))}
     assert one != from_iterable(counting(3), wider, fingerprint="v1").fingerprint()
+
+
+class Loader:
+    """Gives batches anew each time, as torch's DataLoader does; and has a length."""
+
+    def __init__(self, *batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+    def __len__(self):
+        return len(self.batches)
+
+
+PAIRS = Loader(*[(np.full((4, 3), n, np.float32), np.arange(4)) for n in range(3)])
+
+
+def test_a_loader_is_a_source_whose_types_are_those_of_its_first_batch():
+    source = from_iterable(PAIRS)
+    assert {name: str(type_) for name, type_ in source.spec().items()} == {
+        "x": "float32[4, 3]",
+        "y": "int64[4]",
+    }
+    assert [batch["x"][0, 0] for batch in source] == [0, 1, 2]
+    begun = []
+    once = from_iterable(lambda: iter(begun.append(1) or PAIRS.batches))
+    once.spec()
+    assert [batch["x"][0, 0] for batch in once] == [0, 1, 2]
+    assert begun == [1]
+    other = from_iterable(PAIRS)
+    other.restore({"kind": "iterable", "batches": 2})
+    assert next(other)["x"][0, 0] == 2
+    triples = from_iterable(Loader((np.ones(1), np.ones(2), np.ones(3))), names="abc")
+    assert [len(array) for array in next(triples).values()] == [1, 2, 3]
+
+
+def test_a_job_takes_a_loader_as_it_is():
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        return af.cross_entropy(model(batch.x), batch.y)
+
+    result = train.fit(nn.Linear(3, 4), PAIRS, steps=3, progress=False)
+    assert result.last_step == 3
+
+    @af.job(train=False)
+    def mean(model, batch):
+        return {"x": batch.x.mean()}
+
+    assert mean.evaluate(nn.Module(), PAIRS) == {"x": 1.0}
+
+
+@pytest.mark.parametrize("batches", [(), (([1.0], [2.0], [3.0]),)], ids=["none", "three"])
+def test_a_loader_whose_first_batch_is_none_is_refused(batches):
+    with raises(DataError):
+        from_iterable(Loader(*batches)).spec()

@@ -6,7 +6,7 @@ from error_texts import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actorflow.data import ArraySource, DataError, FillsRows, Tokens, from_iterable
+from actorflow.data import ArraySource, DataError, FillsRows, Tokens, from_arrays, from_iterable
 from actorflow.data.source import filler_of
 from actorflow.run.ports import DataPort, FedSteps, ReadFields
 from actors.machine.errors import SourceExhausted
@@ -17,9 +17,12 @@ from compiler.contract.types import ShardingSpec
 ROWS = 7
 
 
+def table():
+    return {"x": np.arange(20 * 3, dtype=np.float32).reshape(20, 3), "y": np.arange(20)}
+
+
 def arrays(rows=ROWS):
-    x = np.arange(20 * 3, dtype=np.float32).reshape(20, 3)
-    return ArraySource({"x": x, "y": np.arange(20)}, batch=rows, seed=3)
+    return ArraySource(table(), batch=rows, seed=3)
 
 
 def tokens(rows=ROWS):
@@ -40,8 +43,7 @@ class Doubled(ArraySource):
 
 
 def doubled(rows=ROWS):
-    whole = arrays(rows)
-    return Doubled(whole._arrays, batch=rows, seed=3)
+    return Doubled(table(), batch=rows, seed=3)
 
 
 SOURCES = [arrays, tokens, iterable, doubled]
@@ -51,8 +53,9 @@ HAVE_ROWS = [arrays, tokens]
 class Rank:
     """A data port with one slot, as a rank has it; `fetch` takes a batch."""
 
-    def __init__(self, source, mesh=None, rank=0, splits=()):
+    def __init__(self, source, mesh=None, rank=0, splits=(), reads=None):
         self.source, types = source, source.spec()
+        types = {name: type_ for name, type_ in types.items() if reads is None or name in reads}
         self.parts = {}
         for name, own in dict(splits).items():
             self.parts[name] = shard_slices(ShardingSpec(types[name].shape, own), mesh, rank)
@@ -141,6 +144,28 @@ def test_rows_of_others_are_not_read():
     errors = [error for rank in ranks if (error := raised(rank.fetch)) is not None]
     (error,) = errors
     assert "ids that fit into int32, came 1099511627776" in str(error)
+
+
+def pipeline(rows=ROWS):
+    return from_arrays(table()).shuffle(3).repeat().batch(rows)
+
+
+@pytest.mark.parametrize("make", [arrays, tokens, pipeline])
+@pytest.mark.parametrize("name", ["x", "y"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_plan_that_reads_one_of_two_arrays_has_it_filled_in(make, name, ranks):
+    whole, mesh = make(), Mesh(("data",), (ranks,))
+    splits = {name: (("data", 0),)} if ranks > 1 else {}
+    some = [Rank(make(), mesh, rank, splits, (name,)) for rank in range(ranks)]
+    for rank in some:
+        rank.source.__class__ = type("Counted", (type(rank.source),), {"__next__": never})
+    for _ in range(3):
+        joined = np.concatenate([rank.fetch()[name] for rank in some])
+        np.testing.assert_array_equal(joined, next(whole)[name])
+
+
+def never(source):
+    raise AssertionError("the whole batch was asked for")
 
 
 def raised(fetch):

@@ -62,7 +62,7 @@ def asked_by(rank, mesh, cache=None, rows=6, evaluated_rows=0, factor=1.0, **opt
     hardware = hardware_for((HOST,), ranks=joined(mesh, INSIDE_A_HOST, rank))
     call = PlanOptions(evaluation=evaluation)
     wanted = compile_options(job.name, job.options, call, hardware)
-    return JobSpec(graph, hardware, wanted, settings, job.options, evaluated)
+    return JobSpec(graph, hardware, wanted, settings, job.options, graph, evaluated)
 
 
 class Compiling:

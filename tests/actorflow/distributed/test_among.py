@@ -23,6 +23,7 @@ from actorflow.distributed.process_group import (
     sizes_of_hosts,
 )
 from actorflow.environment.settings import Settings
+from actorflow.run.live_variables import numbers_of_rows
 from actorflow.tensor.initial_values import initial_values
 from compiler.contract.errors import CompileError, DeviceError, InternalError
 from compiler.contract.placement import INSIDE_A_HOST, Hosts, MeshLink, joined
@@ -264,13 +265,15 @@ def test_the_first_rank_writes_checkpoints_and_all_go_on_from_them(tmp_path):
 
 
 def test_variables_that_only_number_rows_are_no_state(plan):
-    """Such a one is not shown, and a rank begins with its part of it."""
+    """Such a one is not shown, and each plan of a rank fills in its part of it."""
     rank_plan = of_two(plan)
     weight = next(v for v in rank_plan.variables if v.name == "weight")
     numbers = replace(weight, name="numbers/8", role="numbers", init=(("kind", "numbers"),))
     more = replace(rank_plan, variables=(*rank_plan.variables, numbers))
     first = initial_values(more, {}, 0, rank=1)
-    assert {*first} == {"weight", "momentum/weight", "step", "numbers/8"}
+    assert {*first} == {"weight", "momentum/weight", "step"}
+    rows = first["weight"].shape[0]
+    assert numbers_of_rows(more, rank=1)["numbers/8"].tolist() == [*range(rows, 2 * rows)]
     assert {v.name for v in more.state} == {"weight", "momentum/weight", "step"}
 
 

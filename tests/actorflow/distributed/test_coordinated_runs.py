@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import ranks_in_process
+from trace_format import read_trace
 
 import actorflow as af
 from actorflow import nn
@@ -224,7 +225,19 @@ def test_every_rank_has_a_trace_of_its_own(on_ranks, plans, tmp_path, native_too
         runner.fit(source(), steps=2, progress=False)
 
     assert on_ranks(one) == [None, None]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["trace.json", "trace.rank1.json"]
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["trace.json", "trace.rank1.json"]
+    both = [read_trace(file.read_text()) for file in files]
+    assert [{event["pid"] for event in events} for events in both] == [{1}, {2}]
+    titles = [e["args"]["name"] for events in both for e in events if e["name"] == "process_name"]
+    assert [title.partition(" on ")[0] for title in titles] == ["rank 0", "rank 1"]
+    # Steps are of both ranks together: no step of one ends before it begins on the other.
+    spans = [
+        [(e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and e["name"] == "step"]
+        for events in both
+    ]
+    for one, other in zip(*spans, strict=True):
+        assert max(one[0], other[0]) < min(one[1], other[1])
 
 
 def test_every_rank_dumps_its_passes_under_names_of_its_own(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from actorflow import nn
 from actorflow.checkpoint.errors import Every
 from actorflow.distributed.agreed_plan import plans_of_classes
 from actorflow.distributed.process_group import ProcessGroup
+from actorflow.nn.module import Module
 from actorflow.options.run_spec import PlanOptions
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import BETWEEN_HOSTS, INSIDE_A_HOST, Hosts, MeshLink, on_hosts
@@ -78,7 +79,7 @@ def refused(request):
     def one(rank):
         job, wanted = request[rank]
         with pytest.raises(CompileError) as caught:
-            job._plan(wanted, ProcessGroup(rank, ranks.gather(rank)))
+            job._plan(wanted, ProcessGroup(rank, ranks.gather(rank)), Module())
         errors.append(str(caught.value))
 
     ranks.run(one)
@@ -97,10 +98,16 @@ def reports(model, batch):
         ({"more": {"clip_norm": 1.0}}, "clip_norm= is 1.0 on rank 1 and None on rank 0"),
         (
             {"every": 5},
-            "checkpoint= (every=) is every 5 steps on rank 1 and every 10 steps on rank",
+            "checkpoint= (every= and keep=) is every 5 steps on rank 1 and every 10 steps on rank",
         ),
-        ({"every": "30s"}, "checkpoint= (every=) is every 30 s on rank 1 and every 10 steps on"),
-        ({"every": None}, "checkpoint= (every=) is none on rank 1 and every 10 steps on rank 0"),
+        (
+            {"every": "30s"},
+            "checkpoint= (every= and keep=) is every 30 s on rank 1 and every 10 steps on",
+        ),
+        (
+            {"every": None},
+            "checkpoint= (every= and keep=) is none on rank 1 and every 10 steps on rank 0",
+        ),
         ({"on_nan": "skip"}, "on_nan= is 'skip' on rank 1 and 'raise' on rank 0"),
         ({"rows": 8}, "'x' of the batch is float32[8, 8] on rank 1 and float32[6, 8] on rank 0"),
         (
@@ -142,7 +149,7 @@ def test_ranks_that_run_the_same_job_tell_each_other_no_more_than_that():
 
     def one(rank):
         job, wanted = request[rank]
-        job._plan(wanted, ProcessGroup(rank, ranks.gather(rank)))
+        job._plan(wanted, ProcessGroup(rank, ranks.gather(rank)), Module())
 
     ranks.run(one)
     assert not any("differs" in name for name, _ in ranks.said)
@@ -157,8 +164,8 @@ def test_ranks_that_call_from_other_lines_are_told_both():
         job, wanted = request[rank]
         group = ProcessGroup(rank, ranks.gather(rank))
         calls = (
-            lambda: job._plan(wanted, group),
-            lambda: job._plan(wanted, group),
+            lambda: job._plan(wanted, group, Module()),
+            lambda: job._plan(wanted, group, Module()),
         )
         with pytest.raises(CompileError) as caught:
             calls[rank]()

@@ -1,6 +1,7 @@
 """Agents of other hosts: who is let in, what is heard, and when a host is lost."""
 
 import os
+import platform
 import socket
 from dataclasses import replace
 
@@ -440,3 +441,8 @@ def test_flags_of_a_processor_that_no_kernel_is_chosen_by_are_not_compared():
     assert set(kernel_host({"PATH": os.environ["PATH"]}).instructions.split()).isdisjoint(
         {"fpu", "hypervisor", "md_clear", "ibrs", "pti"}
     )
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="has no sse2")
+def test_the_instructions_of_a_host_are_recorded():
+    assert {"sse", "sse2"} <= set(kernel_host(os.environ).instructions.split())

@@ -9,7 +9,7 @@ from error_texts import raises
 import actorflow as af
 from actorflow import nn
 from actorflow.compile.prove import prove
-from actorflow.run.saving import expected_of
+from actorflow.run.restoring import expected_of
 from actorflow.tensor.initial_values import INITIALISERS, initial_value, initial_values
 from compiler.contract.errors import CompileError, InternalError, PlanFormatError
 from compiler.contract.placement import Mesh

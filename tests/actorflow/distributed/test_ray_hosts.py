@@ -266,7 +266,7 @@ def launched(cluster, tmp_path):
 @pytest.mark.extra("ray")
 @pytest.mark.slow
 def test_ranks_run_on_the_hosts_of_ray_and_print_through_the_launcher(launched):
-    status, out, err = end_of(launched())
+    status, out, err = end_of(launched(ACTORFLOW_LINK="1:20"))  # else it is measured, and told
     rows = [(rank, "127.0.0.2", "1", "7", 2) for rank in range(2)]
     assert (status, err) == (0, "")
     assert out.splitlines()[0] == str(rows)

@@ -32,7 +32,7 @@ from actorflow.distributed.sharded_save import (
     saved_pieces,
 )
 from actorflow.distributed.unshard import LocalShard, shard_values
-from actorflow.run.saving import newest_of_all
+from actorflow.run.restoring import newest_of_all
 from compiler.contract.errors import InternalError, PeerFailed
 from compiler.contract.placement import Mesh
 from compiler.contract.sbp import shard_slices
@@ -307,6 +307,30 @@ def test_who_waits_is_stopped_with_the_first_reason():
     for wait in (votes.wait_begun, votes.wait_votes, votes.wait_ended):
         with pytest.raises(PeerFailed, match="rank 2 was ended by SIGKILL"):
             wait(3)
+
+
+def test_who_waits_in_a_run_that_has_failed_waits_a_little_longer():
+    votes = SaveVotes(teller := Noted(), 60.0)
+    votes.hurry("the loss is nan", wait_s=0.01)
+    votes.hurry("another reason", wait_s=60.0)
+    votes.hear(CheckpointVotes(1, 3, (b"x",)))
+    assert votes.wait_votes(3) == (b"x",)
+    with pytest.raises(PeerFailed, match="the loss is nan"):
+        votes.wait_ended(3)
+    assert not teller.told
+    # A wait that has begun, and one that nothing else would end.
+    votes, ended = SaveVotes(teller, 0), []
+
+    def wait():
+        with pytest.raises(PeerFailed) as raised:
+            votes.wait_ended(3)
+        ended.append(str(raised.value))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    votes.hurry("the loss is nan", wait_s=0.01)
+    thread.join(60)
+    assert ended == ["the loss is nan"]
 
 
 def test_who_waits_asks_whether_anybody_answers_before_it_says_that_it_waits_too_long():

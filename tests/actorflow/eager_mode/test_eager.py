@@ -2,6 +2,7 @@
 
 import gc
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from error_texts import raises
 import actorflow as af
 from actorflow import nn
 from actorflow.eager_mode.blocks import Pool
+from actors.kernels.common.host_memory import allocate
+from compiler.contract.placement import Memory
 
 pytestmark = pytest.mark.host("eager mode computes on the host")
 
@@ -158,16 +161,17 @@ def test_a_loop_of_steps_grows_no_memory(steps):
     before = num_objects()
     tracemalloc.start()
     trained(model, steps)
-    num_grown = num_objects() - before
+    # Read before objects are counted: the list of all of them is memory, too.
     left_bytes, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
+    num_grown = num_objects() - before
     # Launches of a block, bound to addresses of its first steps, are all that is new.
     assert num_grown < 3_000
     assert peak_bytes - left_bytes < 1 << 20
 
 
 def test_a_pool_lets_go_of_sizes_that_are_not_asked_for_again():
-    pool = Pool()
+    pool = Pool(partial(allocate, memory=Memory.HOST))
     for size in range(1, 200):
         block = pool.allocate(size << 20)
         assert block.memory.size == size << 20
@@ -210,8 +214,12 @@ def test_eager_inside_of_a_trace_is_refused():
 
 def test_a_job_inside_of_an_eager_block_is_refused():
     job = af.job(lambda model, batch: batch.x * 2.0, train=False)
+    model = nn.Linear(1, 1)
     with af.eager(), raises(af.CompileError):
-        job.step(nn.Linear(1, 1), {"x": X})
+        job.step(model, {"x": X})
+    job.step(model, {"x": X})
+    with af.eager(), pytest.raises(af.CompileError, match="was called in an eager block"):
+        job.step(model, {"x": X})  # though its trace is there
 
 
 def test_an_eager_tensor_in_a_trace_is_refused():
@@ -233,8 +241,61 @@ def test_a_traced_tensor_in_an_eager_block_is_refused():
         _ = kept[0] + 1.0
 
 
-def test_a_gpu_is_refused(monkeypatch):
-    monkeypatch.setenv("ACTORFLOW_DEVICE", "cuda")
+@pytest.fixture
+def emulated(monkeypatch, cached_toolchain):
+    """A GPU that the host acts."""
+    monkeypatch.setenv("ACTORFLOW_CUDA", "emulated")
+
+
+@pytest.mark.usefixtures("emulated")
+def test_values_on_a_gpu_stay_there_and_cross_to_the_host_where_they_are_read():
+    with af.eager(device="cuda:0"):
+        x = af.ones((2, 3)) * X
+        (slope,) = af.grad((x**3.0).sum(), [x])
+        total, steps = x.sum(), 0
+        while total < 100.0:
+            total, steps = total * 2.0, steps + 1
+        with af.eager(device="host"):
+            there = x + 1.0
+        back = there * 2.0
+        scaled = nn.BatchNorm1d(3)
+        scaled(x)
+        last, _ = af.scan(lambda carry, row: (carry + row * row,) * 2, af.zeros((3,)), x)
+        row = x[1]
+    np.testing.assert_allclose(slope.numpy(), 3.0 * X**2, rtol=1e-6)
+    np.testing.assert_array_equal(back.numpy(), 2.0 * X + 2.0)
+    assert (row.tolist(), f"{total:.0f}", steps) == ([3.0, 4.0, 5.0], "120", 3)
+    np.testing.assert_allclose(scaled.running_mean.data, 0.1 * X.mean(0), rtol=1e-6)
+    assert last.tolist() == [9.0, 17.0, 29.0]
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_function_goes_from_the_host_to_a_gpu_with_its_model(monkeypatch):
+    model, calls = nn.Linear(3, 2), af.eager(lambda model, batch: model(batch.x), train=False)
+    on_host = calls(model, {"x": X})
+    monkeypatch.setenv("ACTORFLOW_DEVICE", "cuda:0")
+    on_gpu = calls(model, {"x": X})
+    np.testing.assert_allclose(on_gpu.numpy(), on_host.numpy(), rtol=1e-6)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_gpu_that_failed_names_the_first_line_and_is_opened_anew():
+    rows = nn.Embedding(4, 2)
+    with af.eager(device="cuda:0"):
+        for ids in (9, 1):
+            with raises(af.CompileError):
+                rows(af.ones((1,), dtype="int32") * ids)
+    with af.eager(device="cuda:0"):
+        assert rows(af.ones((1,), dtype="int32")).shape == (1, 2)
+
+
+def test_a_device_that_is_not_here_is_refused(monkeypatch):
+    for device in ("sim:0", "gpu"):
+        with raises(af.CompileError):
+            af.eager(device=device)
+    with pytest.raises(af.CompileError, match=r"test_eager\.py:.* af\.eager: .*GPU"):
+        af.eager(device="cuda:99").__enter__()
+    monkeypatch.setenv("ACTORFLOW_DEVICE", "cuda:0,cuda:1")
     with raises(af.CompileError), af.eager():
         pass
 

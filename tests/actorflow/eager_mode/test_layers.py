@@ -4,11 +4,10 @@ from functools import partial
 
 import numpy as np
 import pytest
-from changed_passes import change_passes
+from changed_passes import plan_without_fusion
 
 import actorflow as af
 from actorflow import nn
-from compiler.pipeline.unfused import UNFUSED
 
 pytestmark = pytest.mark.host("eager mode computes on the host")
 
@@ -54,6 +53,14 @@ LAYERS = {
     **of_ranks("MaxPool", 2), **of_ranks("AvgPool", 2),
     **of_ranks("AdaptiveAvgPool", 2), **of_ranks("AdaptiveMaxPool", 2),
     **of_ranks("BatchNorm", 4), **of_ranks("InstanceNorm", 4, affine=True), **of_ranks("Dropout"),
+    **of_ranks("ConstantPad", 1, 2.0),
+    **of_ranks("ZeroPad", 1), **of_ranks("ReflectionPad", 1),
+    **of_ranks("ReplicationPad", 1), **of_ranks("CircularPad", 1),
+    "CosineSimilarity": (nn.CosineSimilarity, ROWS, floats(3, 6)),
+    "PairwiseDistance": (nn.PairwiseDistance, ROWS, floats(3, 6)),
+    "weight_norm": (lambda: nn.weight_norm(nn.Linear(6, 5)), ROWS),
+    "spectral_norm": (lambda: nn.spectral_norm(nn.Linear(6, 5)), ROWS),
+    "Transformer": (lambda: nn.Transformer(8, 2, 1, 1, 16), SEQUENCE, SEQUENCE),
     "GroupNorm": (lambda: nn.GroupNorm(2, 4), X2),
     "LayerNorm": (lambda: nn.LayerNorm(6), ROWS),
     "RMSNorm": (lambda: nn.RMSNorm(6), ROWS),
@@ -138,7 +145,7 @@ class Holder(nn.Module):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_has_the_bits_of_the_plan_without_fusion(name, monkeypatch):
-    change_passes(monkeypatch, UNFUSED)
+    plan_without_fusion(monkeypatch)
     make, *arrays = LAYERS[name]
     batch = {f"x{i}": array for i, array in enumerate(arrays)}
     one, other = [Holder(make, len(arrays)) for _ in range(2)]
@@ -156,8 +163,12 @@ def test_a_layer_has_the_bits_of_the_plan_without_fusion(name, monkeypatch):
         np.testing.assert_array_equal(other.state()[path], array, path)
 
 
+KINDS = ("List", "Dict")
+"""Layers that have no call of their own."""
+
+
 def test_every_layer_is_tried():
     kinds = {n for n in dir(nn) if isinstance(getattr(nn, n), type)}
     layers = {n for n in kinds if issubclass(getattr(nn, n), nn.Module)}
-    others = {"Module", "ModuleList", "ModuleDict"}  # no call of their own
+    others = {"Module", *[f"{of}{kind}" for of in ("Module", "Parameter") for kind in KINDS]}
     assert layers - set(LAYERS) == others

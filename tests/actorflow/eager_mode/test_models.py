@@ -3,9 +3,7 @@
 import curves
 import numpy as np
 import pytest
-from changed_passes import change_passes
-
-from compiler.pipeline.unfused import UNFUSED
+from changed_passes import plan_without_fusion
 
 pytestmark = pytest.mark.host("eager mode computes on the host")
 
@@ -23,7 +21,7 @@ def stepped(curve, is_eager):
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", CURVES)
 def test_a_model_has_the_bits_of_the_plan_without_fusion(name, monkeypatch):
-    change_passes(monkeypatch, UNFUSED)
+    plan_without_fusion(monkeypatch)
     eager, planned = [stepped(CURVES[name], is_eager) for is_eager in (True, False)]
     for one, other in zip(eager[0], planned[0], strict=True):
         assert one.keys() == other.keys()

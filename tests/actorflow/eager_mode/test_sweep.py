@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import op_table as table
 import pytest
-from changed_passes import change_passes
+from changed_passes import plan_without_fusion
 from element_rows import ROWS_OF_ELEMENTS
 
 import actorflow as af
@@ -17,7 +17,6 @@ from actorflow import nn
 from actorflow.tensor.tensor import apply_many
 from compiler.graph.graph import gradient
 from compiler.graph.registry import find_op, input_output_aliases, is_comm
-from compiler.pipeline.unfused import UNFUSED
 
 pytestmark = pytest.mark.host("eager mode computes on the host")
 
@@ -51,7 +50,7 @@ def arrays_of(rows):
     return arrays
 
 
-def results_of(at, row, dtype, batch):
+def results_of(at, row, dtype, batch, *, has_gradients=True):
     """Return the outputs of a row's op, and the gradients of the first of them."""
     op = find_op(row.op)
     inputs = [
@@ -61,7 +60,7 @@ def results_of(at, row, dtype, batch):
     made = apply_many(op, *inputs, **row.attrs)
     results = {f"{at} {row.op} y{i}": y for i, y in enumerate(made)}
     floats = [x for x in inputs if x.dtype.is_float]
-    if gradient.has(op) and made[0].dtype.is_float and floats:
+    if has_gradients and gradient.has(op) and made[0].dtype.is_float and floats:
         dy = batch[f"{at} dy"].to(made[0].dtype)
         slopes = af.grad(made[0], floats, grad_outputs=[dy], allow_unused=True)
         names = [f"{at} {row.op} d{i}" for i in range(len(floats))]
@@ -75,23 +74,41 @@ def bits(value, like):
     return array.view(np.uint8)
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("part", range(len(PARTS)))
-def test_ops_have_the_bits_of_the_plan_without_fusion(part, dtype, monkeypatch):
-    change_passes(monkeypatch, UNFUSED)
-    rows = PARTS[part]
+def assert_same_bits(rows, results_of_row, **options):
+    """Compare what is computed eagerly with what a plan without fusion computes."""
 
     def compute(model, batch):
         results = {}
         for at, row in enumerate(rows):
-            results |= results_of(at, row, dtype, batch)
+            results |= results_of_row(at, row, batch)
         return results
 
     model, arrays = Nothing(), arrays_of(rows)
-    eager = af.eager(compute, train=False)(model, arrays)
-    planned = af.job(compute, train=False).step(model, arrays)
+    eager = af.eager(compute, train=False, **options)(model, arrays)
+    planned = af.job(compute, train=False, **options).step(model, arrays)
     assert list(eager) == list(planned)
     for name in eager:
         assert eager[name].shape == np.shape(planned[name])
         expected = bits(planned[name], eager[name])
         np.testing.assert_array_equal(bits(eager[name], eager[name]), expected, name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("part", range(len(PARTS)))
+def test_ops_have_the_bits_of_the_plan_without_fusion(part, dtype, monkeypatch):
+    plan_without_fusion(monkeypatch)
+    assert_same_bits(PARTS[part], lambda at, row, batch: results_of(at, row, dtype, batch))
+
+
+@pytest.mark.usefixtures("cached_toolchain")
+@pytest.mark.thinned(len(PARTS))
+@pytest.mark.parametrize("part", range(len(PARTS)))
+def test_ops_on_a_gpu_have_the_bits_of_its_plan_without_fusion(part, monkeypatch):
+    """The host acts as the GPU; its kernels, and which of them are chosen, are those of plans."""
+    plan_without_fusion(monkeypatch)
+    monkeypatch.setenv("ACTORFLOW_CUDA", "emulated")
+
+    def forward(at, row, batch):
+        return results_of(at, row, "float32", batch, has_gradients=False)
+
+    assert_same_bits(PARTS[part], forward, device="cuda:0")

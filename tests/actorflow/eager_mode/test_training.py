@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from changed_passes import change_passes
+from changed_passes import plan_without_fusion
 
 import actorflow as af
 from actorflow import nn
-from compiler.pipeline.unfused import UNFUSED
 
 pytestmark = pytest.mark.host("eager mode computes on the host")
 
@@ -74,7 +73,7 @@ def options_of(name):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_step_has_the_bits_of_the_plan_without_fusion(name, monkeypatch):
-    change_passes(monkeypatch, UNFUSED)
+    plan_without_fusion(monkeypatch)
     planned = trained("ppp", **options_of(name))
     same(trained("eee", **options_of(name)), planned)
 
@@ -82,6 +81,6 @@ def test_a_step_has_the_bits_of_the_plan_without_fusion(name, monkeypatch):
 @pytest.mark.parametrize("ways", ["epep", "peep"])
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.1, "clip_value": 0.05, "ema": 0.9}])
 def test_a_step_goes_on_where_the_other_kind_stopped(ways, options, monkeypatch):
-    change_passes(monkeypatch, UNFUSED)
+    plan_without_fusion(monkeypatch)
     options |= options_of("adamw")
     same(trained(ways, **options), trained("pppp", **options))

@@ -69,6 +69,7 @@ def test_each_variable_of_the_table_is_known_and_changes_something():
         "ACTORFLOW_DEBUG": "inf",
         "ACTORFLOW_LOG": "error",
         "ACTORFLOW_NATIVE": "0",
+        "ACTORFLOW_TRACEBACK": "full",
         "ACTORFLOW_LINK": "10:0",
     }
     for variable in ENVIRONMENT:
@@ -137,6 +138,7 @@ def test_flags_that_are_false(text):
         ("ACTORFLOW_CUDA", "emulated:0"),
         ("ACTORFLOW_LOG", "debgu"),
         ("ACTORFLOW_LOG", "7"),
+        ("ACTORFLOW_TRACEBACK", "long"),
         ("ACTORFLOW_THREADS", "0"),
         ("ACTORFLOW_STALL_SECONDS", "1min"),
         *[("ACTORFLOW_CACHE_SIZE", value) for value in ("0", "1 EB", "-1", "nan", "off")],

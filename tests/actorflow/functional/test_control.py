@@ -54,7 +54,6 @@ def test_a_form_of_carry_and_entries_is_kept():
         lambda b: af.scan(add, b.x[0]),
         lambda b: af.scan(add, b.x[0], length=-1),
         lambda b: af.scan(add, "no", b.x),
-        lambda b: af.scan(lambda c, x: (af.dropout(c, 0.5), x), b.x[0], b.x),
     ],
 )
 def test_what_does_not_fit_is_an_error_on_the_users_line(function):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from error_texts import raises
+from random_formulas import random_numbers
 
 import actorflow as af
 from actorflow import nn
@@ -205,3 +206,141 @@ def test_steps_draw_other_numbers_and_gradients_flow_through_scales():
     finally:
         train.close(model)
     assert made[0]["noise"] != made[1]["noise"]
+
+
+def numbers_at(seeds, places):
+    """Return numpy's numbers of 48 bits at the places of streams."""
+    numbers = []
+    for seed, place in zip(seeds.reshape(-1), places.reshape(-1), strict=True):
+        counter = [int(seed) % 2**31 * 2**29 + int(place) % 2**29, 0, 0, 0]
+        word = int(np.random.Philox(key=[0, 0], counter=counter).random_raw(1)[0])
+        high, low = word % 2**32 >> 8, word >> 40
+        numbers.append((high + low * 2.0**-24) * 2.0**-24)
+    return np.reshape(numbers, seeds.shape)
+
+
+def test_numbers_of_seeds_and_places_are_numpys_whatever_else_is_drawn(device):
+    seeds, places = np.array([[0, 7, 2**31 - 1], [5, 5, -1]]), np.array([[0, 9, 2**29 - 1]] * 2)
+    for more in (lambda: 0.0, lambda: af.rand(7).sum() * 0.0):
+        first, second = drawn(lambda x, m=more: m() + af.rand_at(seeds, places), device, steps=2)
+        np.testing.assert_array_equal(first, numbers_at(seeds, places))
+        np.testing.assert_array_equal(second, first)
+
+
+def test_numbers_of_neighbouring_seeds_and_places_are_uniform_and_unlike():
+    seeds, places = np.divmod(np.arange(N), 200)
+    (numbers,) = drawn(lambda x: af.rand_at(seeds, places))
+    assert distance(numbers, lambda x: x) < 1.63  # of 1 %
+    pairs = np.histogram2d(numbers[:-1], numbers[1:], bins=10)[0]
+    assert ((pairs - N / 100) ** 2 / (N / 100)).sum() < 148  # chi-square, 99 degrees, 0.1 %
+
+
+@pytest.mark.parametrize("places", [np.zeros(2, np.int64), np.zeros(3, np.float32)])
+def test_seeds_need_a_place_each(places):
+    with raises(af.CompileError):
+        drawn(lambda x: af.rand_at(np.zeros(3, np.int64), places))
+
+
+def loop_philox(step, iterations, keys, count=5, seed=0):
+    """Return the numbers of each iteration of a loop, whose seed has the keys before its draw."""
+    (high, low), draw = [random_numbers(seed, step, 1, key)[0] for key in keys[:2]], keys[2]
+    own = int(high) * 2**24 + int(low)
+    return [random_numbers(own, i, count, draw) / 2**24 for i in range(iterations)]
+
+
+def scanned(x):
+    return af.scan(lambda c, _: (c, af.rand(5)), x, None, 4, reverse=True)[1]
+
+
+def test_each_iteration_of_a_scan_draws_its_own_numbers_in_each_step(device):
+    made = drawn(scanned, device, steps=2)
+    # The draw takes its key after the loop has taken those of its seed.
+    expected = [loop_philox(step, 4, (1, 2, 3)) for step in range(2)]
+    np.testing.assert_array_equal(made, np.float32(expected))
+
+
+def test_loops_within_loops_draw_their_own_numbers():
+    def nested(x):
+        return af.scan(lambda c, _: (c, scanned(c)), x, None, 3)[1]
+
+    made = np.stack(drawn(nested, steps=2)).reshape(-1)
+    assert len({*made.tolist()}) == made.size == 2 * 3 * 4 * 5
+
+
+@pytest.mark.parametrize("options", [{}, {"max_steps": 5}], ids=["endless", "bounded"])
+def test_each_turn_of_a_while_draws_its_own_numbers(options):
+    def turns(x):
+        def turn(held):
+            n, rows = held
+            return n + 1, af.concat([rows[1:], af.rand(1, 5)])
+
+        start = (np.int64(0), np.zeros((4, 5), np.float32))
+        return af.while_loop(lambda held: held[0] < 4, turn, start, **options)[1]
+
+    made = np.stack(drawn(turns, steps=2)).reshape(-1)
+    assert len({*made.tolist()}) == made.size
+    if not options:
+        expected = [loop_philox(step, 4, (1, 2, 3)) for step in range(2)]
+        np.testing.assert_array_equal(made, np.float32(expected).reshape(-1))
+
+
+def test_a_condition_may_draw_though_the_function_does_not():
+    def turns(x):
+        return af.while_loop(lambda v: af.rand(()) + 0.0 * v < 0.9, lambda v: v + 1.0, x.sum())
+
+    made = [float(y) for y in drawn(turns, steps=6)]
+    for step, count in enumerate(made):
+        numbers = np.concatenate(loop_philox(step, 200, (1, 2, 3), count=1))
+        assert count == 3.0 + int(np.argmax(numbers >= np.float32(0.9)))
+
+
+def test_a_branch_draws_what_a_loop_or_step_does():
+    def branch(x):
+        return af.cond(x.sum() > 0.0, lambda: af.rand(5), lambda: af.rand(5) + 2.0)
+
+    made = drawn(branch, steps=2)
+    np.testing.assert_array_equal(made, [philox(step) for step in range(2)])
+
+
+def dropped_in_a_scan(recompute, x):
+    """Return what a scan with dropout makes of x in two steps, and its gradients."""
+
+    def loss(model, batch):
+        def step(held, entry):
+            held = af.dropout(held * 0.5 + entry, 0.4)
+            return held, held
+
+        ys = af.scan(step, batch.x[0], batch.x, recompute=recompute)[1]
+        return {"loss": model.one.sum(), "y": ys, "grad": af.grad(ys.sum(), batch.x)}
+
+    model = nn.Module()
+    model.one = nn.Parameter((1,), "ones")
+    job = af.job(loss, optimizer=af.optim.SGD(0.0), seed=3)
+    return [job.step(model, {"x": x}) for _ in range(2)]
+
+
+def test_the_gradient_of_dropout_in_a_scan_has_the_mask_of_each_iteration():
+    x = np.abs(np.random.default_rng(0).standard_normal((4, 6))).astype(np.float32) + 0.1
+    made = dropped_in_a_scan(False, x)
+    for step, own in enumerate(made):
+        numbers = np.float32(loop_philox(step, 4, (2, 3, 1), 6, seed=3))
+        factors = np.where(numbers >= np.float32(0.4), np.float32(1 / 0.6), 0)
+        held, flow, grad = x[0], np.zeros(6), np.zeros_like(x)
+        for t in range(4):
+            held = (held * 0.5 + x[t]) * factors[t]
+            np.testing.assert_allclose(own["y"][t], held, rtol=1e-6)
+        for t in range(4)[::-1]:
+            flow = (1.0 + flow) * factors[t]
+            grad[t] += flow
+            flow = flow * 0.5
+        grad[0] += flow
+        np.testing.assert_allclose(own["grad"], grad, rtol=1e-5)
+    for one, other in zip(made, dropped_in_a_scan(True, x), strict=True):
+        for name in ("y", "grad"):
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_an_eager_loop_draws_the_numbers_of_a_job():
+    (expected,) = drawn(scanned)
+    made = af.eager(lambda model, batch: scanned(batch.x))(nn.Module(), {"x": np.ones(3, "f4")})
+    np.testing.assert_array_equal(made.numpy(), expected)

@@ -27,6 +27,13 @@ train = af.job(
 )
 
 
+def test_adapters_show_what_they_are_of():
+    adapters = nn.lora(Net(), rank=2, alpha=3.0)
+    assert repr(adapters) == "LoRA of Net(rank=2, alpha=3, layers: up, down)"
+    adapters.remove()
+    assert repr(adapters).endswith("layers: none, they are merged or removed)")
+
+
 def outputs(model):
     return see.step(model, {"x": X})["y"]
 

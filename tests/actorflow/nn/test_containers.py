@@ -42,6 +42,12 @@ def test_lists_and_dicts_of_modules_are_parts_of_the_model():
         model.blocks.append(lambda x: x)
 
 
+def test_a_list_or_dict_that_is_made_with_its_type_holds_its_items_alone():
+    layers = nn.ModuleList[nn.Linear]([nn.Linear(1, 1)])
+    assert len(layers) == len(nn.ModuleDict[nn.Linear]({"a": layers[0]})) == 1
+    assert [path for path, _ in layers.named_parameters()] == ["0.weight", "0.bias"]
+
+
 def test_a_parameter_of_two_names_is_one_and_gets_both_gradients():
     model = nn.Module()
     model.emb, model.head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
@@ -67,3 +73,31 @@ def test_losses_hold_options_and_refuse_unknown_ones():
     assert got == pytest.approx(2 * np.log(4.0))
     with raises(af.CompileError):
         nn.MSELoss(margin=1.0)
+
+
+def test_lists_and_dicts_of_parameters_are_parts_of_the_model():
+    model, scale = nn.Module(), nn.Parameter((2,), "ones")
+    model.rows = nn.ParameterList([np.ones(2, np.float32), scale]).append(nn.Parameter((1, 2)))
+    model.named = nn.ParameterDict({"again": scale, "b": np.zeros(1, np.float32)})
+    paths = [path for path, _ in model.named_parameters()]
+    assert paths == ["rows.0", "rows.1", "rows.2", "named.b"]
+    assert model.named["again"] is model.rows[1]
+    assert [name for name, _ in model.named.items()] == ["again", "b"]
+    assert [p.shape for p in model.rows[:2]] == [(2,), (2,)]
+    y = out(model, lambda m, b: sum([row * b.x for row in m.rows]), x=np.float32([3, 4]))
+    np.testing.assert_array_equal(y, [[6, 8]])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda: nn.ParameterList([nn.Linear(1, 1)]),
+        lambda: nn.ParameterList(3),
+        lambda: nn.ParameterDict([1.0]),
+        lambda: nn.ParameterDict({"a": "text"}),
+        lambda: nn.ParameterDict({1: np.ones(1, np.float32)}),
+    ],
+)
+def test_what_is_no_parameter_is_refused(function):
+    with raises(af.CompileError):
+        function()

@@ -45,6 +45,33 @@ def test_outside_of_training_and_at_0_nothing_is_dropped():
     np.testing.assert_array_equal(trained(lambda x: af.alpha_dropout(x, 0.0), x)[0], x)
 
 
+DROPOUTS = {
+    "elements": lambda x, p: af.dropout(x, p),
+    "channels": lambda x, p: nn.Dropout2d(p)(x),
+    "alpha": lambda x, p: af.alpha_dropout(x, p),
+    "weights of attention": lambda x, p: af.scaled_dot_product_attention(x, x, x, dropout_p=p),
+}
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_a_dropout_of_1_leaves_zeros_and_of_0_everything_with_gradients(name):
+    def loss(model, batch):
+        made = {p: DROPOUTS[name](batch.x, p) for p in (0.0, 1.0)}
+        grads = {p: af.grad(y.sum(), batch.x) for p, y in made.items()}
+        made |= {p + 2.0: grad for p, grad in grads.items()}
+        return {"loss": model.one.sum(), **{f"{p:.0f}": y for p, y in made.items()}}
+
+    model = nn.Module()
+    model.one = nn.Parameter((1,), "ones")
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 4)).astype(np.float32)
+    made = af.job(loss, optimizer=af.optim.SGD(0.0)).step(model, {"x": x})
+    if name != "weights of attention":
+        np.testing.assert_array_equal(made["0"], x)
+        np.testing.assert_array_equal(made["2"], np.ones_like(x))
+    np.testing.assert_array_equal(made["1"], np.zeros_like(x))
+    np.testing.assert_array_equal(made["3"], np.zeros_like(x))
+
+
 def test_alpha_dropout_keeps_mean_and_variance():
     x = np.random.default_rng(0).normal(size=(300, 300)).astype(np.float32)
     made, _ = trained(nn.AlphaDropout(0.2), x)

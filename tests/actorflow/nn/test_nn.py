@@ -288,7 +288,7 @@ def test_wrong_inputs_of_functions_name_what_was_expected(traced):
     with raises(CompileError):
         traced(layer, layer, x=(2, 5))
     with raises(CompileError):
-        traced(lambda x: af.dropout(x, 1.0), x=(2,))
+        traced(lambda x: af.dropout(x, 1.5), x=(2,))
 
 
 def test_a_parameter_of_another_model_is_refused_with_the_line_that_made_it(traced):

@@ -121,7 +121,9 @@ def test_an_array_of_a_file_is_the_one_that_the_model_has(tmp_path, monkeypatch)
     monkeypatch.setattr(np, "empty", lambda *a, **k: made.append(empty(*a, **k)) or made[-1])
     other = nn.Linear(300, 300)
     other.load(tmp_path)
-    assert {id(other.weight.data), id(other.bias.data)} <= {id(array) for array in made}
+    for array in (other.weight.data, other.bias.data):
+        # A large one lies in a block that begins somewhat before it.
+        assert any([array is one or array.base is one for one in made])
 
 
 def test_either_path_of_a_tied_weight_will_do_and_both_if_they_are_equal():

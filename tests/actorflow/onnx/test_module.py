@@ -45,6 +45,19 @@ def test_names_that_a_module_has_for_itself_are_told_apart():
     np.testing.assert_allclose(made, total, rtol=1e-6)
 
 
+def test_a_module_shows_its_ports_its_steps_and_what_it_trains():
+    nodes = [node("Add", ["x", "a"], ["v"]), node("Add", ["v", "b"], ["y"])]
+    proto = model(
+        nodes,
+        [port("x", ["n", 2])],
+        [port("y", ["n", 2])],
+        initializer=[weights(n, 2) for n in "ab"],
+    )
+    lines = repr(af.onnx.load(proto)).splitlines()
+    assert lines[0].startswith("OnnxModule(x float32['n', 2] -> y)")
+    assert lines[1:] == ["  steps: 2 Add", "4 parameters in 2 arrays"]
+
+
 def test_statistics_are_buffers_and_numbers_of_shapes_are_constants():
     nodes = [
         node("BatchNormalization", ["x", "scale", "b", "mean", "var"], ["n"]),

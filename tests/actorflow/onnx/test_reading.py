@@ -86,6 +86,30 @@ def calls_itself():
     return model([node("f", ["x"], ["y"], domain="own")], [X], [Y], functions=[function])
 
 
+def call_each_other():
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    functions = [
+        helper.make_function(
+            "own", name, ["a"], ["b"], [helper.make_node(other, ["a"], ["b"], domain="own")], opsets
+        )
+        for name, other in (("f", "g"), ("g", "f"))
+    ]
+    return model([node("f", ["x"], ["y"], domain="own")], [X], [Y], functions=functions)
+
+
+def branch_ahead(*inner):
+    """A branch that reads what is made of its own result."""
+    graph = helper.make_graph(inner, "g", [], [port("r", [2])])
+    branch = helper.make_node("If", ["c"], ["m"], then_branch=graph, else_branch=empty("e"))
+    nodes = [branch, node("Neg", ["m"], ["later"]), node("Neg", ["later"], ["y"])]
+    return model(nodes, [X, port("c", [], "bool")], [Y])
+
+
+def shaped(*dims):
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=dims, raw_data=b"")
+    return model([node("Add", ["x", "w"], ["y"])], [X], [Y], initializer=[tensor])
+
+
 def string_input():
     text = helper.make_tensor_value_info("x", TensorProto.STRING, [2])
     return model([node("Identity", ["x"], ["y"])], [text], [text])
@@ -98,6 +122,15 @@ def ill_typed():
 
 HOSTILE = {
     "cycle": lambda: model([node("Add", ["x", "z"], ["y"]), node("Neg", ["y"], ["z"])], [X], [Y]),
+    "a cycle of one node": lambda: model([node("Neg", ["y"], ["y"])], [X], [Y]),
+    "a cycle through a branch": lambda: branch_ahead(node("Add", ["x", "later"], ["r"])),
+    "a cycle in a branch": lambda: branch_ahead(
+        node("Add", ["x", "q"], ["r"]), node("Neg", ["r"], ["q"])
+    ),
+    "functions that call each other": call_each_other,
+    "extents that wrap": lambda: shaped(1 << 32, 1 << 32),
+    "no elements of a huge shape": lambda: shaped(0, 1 << 62, 4),
+    "a hundred axes": lambda: shaped(*[1] * 100),
     "two nodes with one output": lambda: model([node("Neg", ["x"], ["y"])] * 2, [X], [Y]),
     "unknown op": lambda: model([node("Frobnicate", ["x"], ["y"])], [X], [Y]),
     "unknown attribute": lambda: model([node("Relu", ["x"], ["y"], slope=1.0)], [X], [Y]),
@@ -255,6 +288,10 @@ BESIDE = {
     "absolute": ("/etc/hostname", {}, None),
     "up and down": ("a/../../outside.bin", {}, None),
     "symbolic link": ("link.bin", {}, lambda f: (f / "link.bin").symlink_to("../outside.bin")),
+    "a folder that is a link": ("ld/outside.bin", {}, lambda f: (f / "ld").symlink_to("..")),
+    "backslashes": ("..\\outside.bin", {}, None),
+    "a zero byte": ("w.bin\0", {}, None),
+    "an endless device": ("/dev/zero", {}, None),
     "hard link": ("link.bin", {}, lambda f: os.link(f.parent / "outside.bin", f / "link.bin")),
     "fifo": ("link.bin", {}, make_fifo),
     "missing": ("none.bin", {}, None),

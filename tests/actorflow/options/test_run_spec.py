@@ -51,3 +51,36 @@ def test_a_stream_has_its_steps_or_no_end(source, steps, counted):
 def test_a_run_has_fewer_steps_than_a_stream_without_end(source):
     with raises(af.CompileError):
         RunSpec(source, steps=ENDLESS + 1)
+
+
+def test_jobs_and_sources_are_shown_in_one_line_with_what_is_not_a_default(source):
+    job = af.job(lambda model, batch: model(batch.x), train=False, seed=3)
+    assert repr(job).startswith("Job('<lambda>' at ")
+    assert repr(job).endswith(", train=False, seed=3)")
+    assert repr(source) == "ArraySource(x: float32; 8 samples, batches of 4)"
+    tokens = af.data.Tokens(np.arange(50) % 9, seq=4, batch=3)
+    assert repr(tokens) == "Tokens(50 tokens, batches of 3 x 4)"
+
+
+@pytest.mark.parametrize("kind", ["arrays", "pipeline"])
+def test_an_evaluation_of_the_source_that_trains_is_refused(source, kind):
+    if kind == "pipeline":
+        source = af.data.from_arrays({"x": np.ones((8, 2), np.float32)}).batch(4)
+    job = af.job(lambda model, batch: model(batch.x).mean(), train=False)
+    with raises(af.DataError):
+        RunSpec(source, steps=3, evaluation=af.Evaluation(job, source, every=1, batches=1))
+
+
+def test_an_evaluation_of_what_is_iterated_anew_is_read_beside_the_training():
+    batches = DataLoader()
+    job = af.job(lambda model, batch: model(batch.x).mean(), train=False)
+    evaluation = af.Evaluation(job, batches, every=1, batches=1)
+    assert RunSpec(batches, steps=3, evaluation=evaluation).data is not evaluation.data
+
+
+class DataLoader:
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        return iter([{"x": np.ones((4, 2), np.float32)}] * 2)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actorflow.run.broken_steps import NonFiniteLoss, NonFiniteMonitor
+from actorflow.run.broken_steps import NonFiniteLoss, NonFiniteMonitor, ended_at
 
 AGAIN = "as in an earlier run in this directory"
 
@@ -14,16 +14,21 @@ def ended(broken):
 
 
 def test_the_note_that_another_rank_of_this_run_writes_is_of_no_run_before(tmp_path):
-    def broken(**options):
-        return NonFiniteMonitor("raise", {"loss": "a.py:1"}, print, directory=tmp_path, **options)
+    def broken():
+        return NonFiniteMonitor("raise", {"loss": "a.py:1"}, print, directory=tmp_path)
 
-    first, other = broken(), broken(is_writer=False)
+    first, other = broken(), broken()
     assert AGAIN not in ended(first)
     assert AGAIN not in ended(other)
     assert AGAIN in ended(broken())
-    assert AGAIN in ended(broken(is_writer=False))
 
 
-def test_a_rank_that_is_no_writer_leaves_no_note(tmp_path):
-    ended(NonFiniteMonitor("raise", {"loss": ""}, print, directory=tmp_path, is_writer=False))
-    assert list(tmp_path.iterdir()) == []
+def test_a_rank_notes_the_step_whichever_rank_it_is(tmp_path):
+    # The first rank that raises ends the others, which may not have come to the step.
+    run_first, ended_first = (
+        NonFiniteMonitor("raise", {"loss": ""}, print, directory=tmp_path) for _ in range(2)
+    )
+    run_first.see(4, {"loss": 1.0})
+    ended(ended_first)
+    assert [path.name for path in tmp_path.iterdir()] == ["non_finite.json"]
+    assert ended_at(tmp_path) == 5

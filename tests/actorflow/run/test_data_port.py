@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from actorflow.options.run_spec import StopTraining
+from actorflow.callbacks.protocol import StopTraining
 from actorflow.run.ports import DataPort, FedSteps, ReadFields
 from actors.machine.errors import SourceExhausted
 from compiler.contract.types import DType, TensorType

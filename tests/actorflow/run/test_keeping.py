@@ -1,12 +1,17 @@
 """Which snapshots become checkpoints: the same ones on all ranks."""
 
+import os
+import sys
+import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from rank_threads import RankThreads
 
 from actorflow.checkpoint.errors import Every
 from actorflow.distributed.process_group import ProcessGroup
+from actorflow.run.checkpoint_port import WRITER_NICENESS, CheckpointPort
 from actorflow.run.saving import CheckpointScheduler, RunContext
 from compiler.contract.placement import Mesh
 
@@ -18,6 +23,9 @@ class Clocked:
 
     def is_due(self, step):
         return self.is_over
+
+    def keeps(self, step):
+        return False
 
     def save_with(self, pieces, votes, rank):
         """Save with others."""
@@ -93,3 +101,33 @@ def test_what_keeps_nothing_has_nothing_due():
     assert not keeping.needs_others
     keeping.save(5, {}, lambda step: {})
     keeping.close()
+
+
+def niceness():
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
+def test_the_thread_that_writes_checkpoints_gives_way_to_those_that_step():
+    seen, staged = [], {"step": np.array(7), "w": np.ones((2, 3), np.float32)}
+    port = CheckpointPort(
+        lambda step, arrays: seen.append((step, niceness())),
+        lambda step: True,
+        last_saved=0,
+        stop=lambda: None,
+    )
+    write = port.bind((staged,))
+    assert not staged["w"].any(), "memory that nobody has touched costs the first snapshot faults"
+
+    def write_two():
+        for step in (7, 8):
+            staged["step"][()] = step
+            write()
+
+    before = niceness()
+    writer = threading.Thread(target=write_two)
+    writer.start()
+    writer.join()
+    nicer = min(19, before + WRITER_NICENESS)
+    assert seen == [(7, nicer), (8, nicer)]
+    assert niceness() == before

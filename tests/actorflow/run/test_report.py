@@ -1,4 +1,5 @@
 import io
+import json
 import math
 import threading
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actorflow.run.progress import ConsoleView
 from actorflow.run.report import Console, Reporter, read_metrics
 
 
@@ -27,9 +29,10 @@ class Run:
     """A reporter, its clock and its output; `steps` advances both."""
 
     def __init__(self, stream=None, **options):
-        options.setdefault("columns", 100)
+        columns = options.pop("columns", 100)
         self.clock, self.stream = Clock(), stream or io.StringIO()
-        self.reporter = Reporter(Console(lambda: self.stream), self.clock, **options)
+        view = ConsoleView(Console(lambda: self.stream), columns)
+        self.reporter = Reporter(view, self.clock, **options)
 
     def steps(self, numbers, seconds, loss=lambda step: 2.0):
         for number in numbers:
@@ -96,17 +99,22 @@ def test_a_terminal_shows_one_line_that_is_rewritten():
     run = Run(Terminal())
     run.reporter.start(None, 0, 1, "samples")
     run.steps(range(1, 4), 1.0, loss=lambda step: 12345.0 if step == 2 else 1.0)
-    assert screen(run.stream.getvalue()) == ["step 3  loss 1.0000  1.0 samples/s"]
+    assert screen(run.stream.getvalue()) == ["step 3  loss 1.0000  (of one step)  1.0 samples/s"]
     assert "\n" not in run.stream.getvalue()
     run.reporter.finish("saved in runs/demo")
     assert screen(run.stream.getvalue())[1:] == ["saved in runs/demo", ""]
 
 
-def test_a_terminal_gets_a_line_each_half_second():
-    run = Run(Terminal())
+def test_a_terminal_gets_the_place_ten_times_and_new_means_twice_a_second(tmp_path):
+    run = Run(Terminal(), metrics_path=tmp_path / "m")
     run.reporter.start(None, 0, 1, "samples")
-    run.steps(range(1, 10), 0.25)
-    assert run.stream.getvalue().count("\r") == 5
+    run.steps(range(1, 257), 1 / 64)
+    drawn = run.stream.getvalue().split("\r")[1:]
+    assert len(drawn) == 8 * 5
+    assert len({line.split("  ")[1] for line in drawn}) == 1
+    run.reporter.finish()
+    assert len(read_metrics(tmp_path / "m")) == 8 + 1
+    assert [drawn[k].split()[1] for k in (0, 1, 2)] == ["1", "8", "15"]
 
 
 def test_the_width_is_asked_of_the_terminal_if_it_is_not_given(monkeypatch):
@@ -132,7 +140,7 @@ def test_a_notice_stands_above_the_progress_line(text):
     run.steps([1, 2], 1.0)
     run.reporter.notice(text)
     run.steps([3], 1.0)
-    progress = "step 3  loss 2.0000  1.0 samples/s"
+    progress = "step 3  loss 2.0000  (of one step)  1.0 samples/s"
     assert screen(run.stream.getvalue()) == ["before", text.rstrip(), progress]
 
 
@@ -264,6 +272,49 @@ def test_a_metric_cannot_take_the_place_of_a_fact(tmp_path):
 def test_a_line_that_is_no_json_is_left_out(tmp_path, line):
     (tmp_path / "m").write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
     assert read_metrics(tmp_path / "m") == [{"step": 1}, {"step": 2}]
+
+
+PIECES = st.sampled_from([
+    '{"a":1', "}", "{", '"b":{', '"', ",", "}{", "[", "]", '{"c":"}', "5", "\n", '{"d":2}',
+    '{"d":2}\n{"e":3.5}', '"f":1e400', "\\u0041",
+])  # fmt: skip
+
+
+def row_of(line):
+    """A line by itself, as the standard library reads it; None of one that is no row."""
+
+    def unique(pairs):
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError
+        return dict(pairs)
+
+    try:
+        row = json.loads(line, object_pairs_hook=unique)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+@given(st.lists(PIECES, max_size=12).map("".join), st.booleans())
+def test_lines_are_read_one_by_one_whatever_stands_in_their_neighbours(
+    tmp_path_factory, text, is_broken
+):
+    path = tmp_path_factory.mktemp("m") / "metrics.jsonl"
+    lines = [
+        *text.split("\n"),
+        '{"a":1,"a":2}' if is_broken else '{"a":1}',
+        '{"g":' + "9" * 310 + "}",
+    ]
+    path.write_text("\n".join(lines))
+    expected = [row for row in map(row_of, lines[:-1]) if row is not None]
+    assert read_metrics(path) == expected
+
+
+@pytest.mark.parametrize("others", [['{"a":"}', '{"}'], ['{"a":1},{"b":2}', '{"c":[1', "2]}"]])
+def test_lines_that_are_rows_together_alone_are_none(tmp_path, others):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join(['{"step":1}', *others, '{"step":2}']))
+    assert read_metrics(path) == [{"step": 1}, {"step": 2}]
 
 
 def test_values_may_be_numpy_scalars_and_are_summed_in_double(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from error_texts import raises
 
 from actorflow.distributed.rank_waits import RankWaits
+from actorflow.run.callback_calls import CallbackCalls
 from actorflow.run.status import (
     ActorStatus,
     Listener,
@@ -103,7 +104,7 @@ def test_a_rank_that_is_behind_is_told_once(tmp_path):
     said, waits = [], RankWaits()
     waits.shares, notice = (0.4, 0.01), SimpleNamespace(notice=said.append, step=lambda *_: None)
     stopper = SimpleNamespace(call=lambda *_: None)
-    listener = Listener(notice, None, None, 0, stopper)
+    listener = Listener(notice, None, None, 0, stopper, CallbackCalls([], stopper))
     listener.start(lambda: None, waits=waits)
     for step, behind in enumerate([None, 1, 1, None, 1], 1):
         waits.behind = behind
@@ -215,7 +216,7 @@ def test_any_cut_of_the_file_is_damage_and_never_another_exception(run):
     for length in range(len(whole) - 1):
         with pytest.raises(StatusError, match="damaged"):
             Status.from_json(whole[:length])
-    for text in (b"[]", b"3", b"null", b"\xff", b'{"format": 3}', b"[" * 100_000):
+    for text in (b"[]", b"3", b"null", b"\xff", b'{"format": 4}', b"[" * 100_000):
         with pytest.raises(StatusError, match="damaged"):
             Status.from_json(text)
 

@@ -3,7 +3,7 @@ from queue import Queue, SimpleQueue
 
 import pytest
 
-from actorflow.options.run_spec import StopTraining
+from actorflow.callbacks.protocol import StopTraining
 from actorflow.run.stopping import Stopper, drain_outputs
 
 

@@ -6,7 +6,7 @@ from error_texts import raises
 
 import actorflow as af
 from actorflow import nn
-from actorflow.tensor.tensor import validate_arguments
+from actorflow.tensor.arguments import validate_arguments
 from compiler.contract.types import DType, TensorType
 
 REFUSED = {

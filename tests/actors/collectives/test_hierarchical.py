@@ -17,7 +17,7 @@ from actors.collectives.hierarchical import HierarchicalCommunicator
 from actors.collectives.segments import DTYPES
 from compiler.contract.errors import DeviceError, PeerFailed
 from compiler.contract.placement import Mesh
-from compiler.contract.types import DType
+from compiler.contract.types import DType, TensorType
 
 PLACEMENTS = ("ab", "aaa", "aab", "aba", "aabb", "abab", "abcd", "aaab", "abbc", "abbba")
 
@@ -54,6 +54,29 @@ def across(native_toolchain, monkeypatch):
         return run.threads.run(one)
 
     return run
+
+
+def test_ends_beside_one_meet_over_hosts_when_it_is_closed_as_well(across):
+    type_ = TensorType(DType.FLOAT32, (17_001,))
+
+    def do(communicator):
+        array = communicator.allocate(type_.size_bytes, 64).view(np.float32)
+        asked = call("all_reduce", type_, type_, 0, num_ranks=3, by="sum")
+        communicator.bind(asked, (array,), (array,))
+        communicator.ready()
+        make, found = communicator.beside(), []
+        for number in range(2):
+            end = make()
+            launch = end.bind(asked, (array,), (array,))
+            end.ready()
+            communicator.close()
+            array[...] = number + communicator.rank
+            launch()
+            found.append({*array.tolist()})
+            end.close()
+        return found
+
+    assert across("aab", do) == [[{3.0}, {6.0}]] * 3
 
 
 @pytest.mark.thinned(2)

@@ -74,6 +74,34 @@ def together(native_toolchain):
     return run
 
 
+def test_ends_beside_one_use_its_communicators_when_it_is_closed_as_well(together):
+    joined = []
+
+    class Counted(CudaDevice):
+        def join_communicator(self, *request):
+            joined.append(request)
+            return super().join_communicator(*request)
+
+    def do(rank):
+        first, found = rank.communicator, []
+        view, _block = rank.placed(DType.FLOAT32, np.full(1023, 1.0, np.float32))
+        asked = call("all_reduce", view.type, view.type, 0, num_ranks=2, by="sum")
+        rank.bound(asked, (view,), (view,))
+        first.ready()
+        for _ in range(2):
+            rank.communicator = first.beside()()
+            chain = rank.bound(asked, (view,), (view,))
+            rank.communicator.ready()
+            first.close()
+            chain()
+            rank.device.synchronize()
+            found.append({*rank.device.read(view).tolist()})
+        return found
+
+    assert together(2, do, kinds=[Counted, Counted]) == [[{2.0}, {4.0}]] * 2
+    assert len(joined) == 2
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_an_all_reduce_leaves_the_sum_on_every_rank(together, ranks):
     dtypes = (*NCCL_DTYPES, DType.BOOL)

@@ -48,6 +48,44 @@ def test_an_all_reduce_leaves_the_sum_by_a_tree_on_every_rank(together, ranks):
             assert same_bits(dtype, found[rank][order], wanted), (dtype, by, size, rank)
 
 
+@pytest.mark.parametrize("size", [1000, 100_003], ids=["aside", "in place"])
+def test_ends_beside_one_meet_in_its_memory_when_it_is_closed_as_well(together, size):
+    """They may have other collectives, whose operands lie anywhere in the same blocks."""
+    type_ = TensorType(DType.FLOAT32, (size,))
+
+    def do(communicator):
+        rank = communicator.rank
+        block = communicator.allocate(2 * type_.size_bytes, 64).view(np.float32)
+        parts = block[:size], block[size:]
+
+        def meets(end, order, array):
+            asked = call("all_reduce", type_, type_, order, num_ranks=2, by="sum")
+            return end.bind(asked, (array,), (array,))
+
+        first = meets(communicator, 0, parts[0])
+        communicator.ready()
+        make, ends = communicator.beside(), []
+        for number in range(3):
+            end = make()
+            launch = meets(end, number, parts[number % 2])
+            end.ready()
+            ends.append((end, launch))
+        found = []
+        for number, (end, launch) in enumerate([(communicator, first), *ends, *ends[1:]]):
+            part = parts[0] if end is communicator else parts[[e for e, _ in ends].index(end) % 2]
+            part[...] = number + rank
+            launch()
+            found.append({*part.tolist()})
+            if number < 2:
+                end.close()
+        for end, _ in ends:
+            end.close()
+        return found
+
+    wanted = [{2.0 * number + 1} for number in range(6)]
+    assert together((2,), do) == [wanted, wanted]
+
+
 def moved(op, whole, dtype, ranks, rank, axes):
     """Return attributes, what a rank gives, and what it must have afterwards."""
     axis, to_axis = axes

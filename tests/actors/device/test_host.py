@@ -9,7 +9,7 @@ from error_texts import raises
 
 from actors.device.host import HostDevice
 from actors.kernels.common import host_memory
-from actors.loop.bound import Views
+from actors.loop.bound import PlanMemory, Views
 from actors.testing.simulated import LateSchedule, SimulatedDevice
 from compiler.contract.errors import InternalError, OutOfMemory
 from compiler.contract.placement import HOST, Device, DeviceKind, Memory
@@ -80,14 +80,14 @@ def test_pinned_memory_is_made_by_the_device_that_copies_from_it(plan_maker):
     arenas = tuple([Arena(device, memory, 128, 64) for device, memory in rows])
     plan = replace(plan, arenas=arenas)
     late = Locking(LateSchedule(Random(0)))
-    Views(plan, {HOST: HostDevice({}), SIM: late})
+    Views(plan, {HOST: HostDevice({}), SIM: late}, None, PlanMemory())
     assert late.asked == [Memory.PINNED, Memory.DEVICE]
     plan = replace(plan, arenas=arenas[:2])
-    Views(plan, {HOST: HostDevice({})})
+    Views(plan, {HOST: HostDevice({})}, None, PlanMemory())
 
 
 def test_a_device_that_is_too_small_is_named(plan_maker):
     plan = plan_maker().plan()
     plan = replace(plan, arenas=(Arena(SIM, Memory.DEVICE, 1 << 60, 64),))
     with raises(OutOfMemory):
-        Views(plan, {SIM: SimulatedDevice(LateSchedule(Random(0)))})
+        Views(plan, {SIM: SimulatedDevice(LateSchedule(Random(0)))}, None, PlanMemory())

@@ -164,7 +164,8 @@ def test_as_many_batches_are_in_flight_as_the_plan_has_credits(
     }
     initial = {"fence": num_in_flight}
     ports = {"data": fake_port(bodies.Counting())}
-    bound = load(make.plan(), ports, (HostDevice(kernels),), initial=initial)
+    plan = make.plan()
+    bound = load(plan, ports, (HostDevice(kernels),), table=MachineTable.of(plan, initial))
     with Loop(bound) as loop:
         loop.admit(8)
         gate.wait_entered()

@@ -11,6 +11,7 @@ from actors.loop.failure import (
     root_failure,
 )
 from actors.machine.protocol import DeviceFailure
+from compiler.contract.errors import PeerFailed
 from compiler.contract.plan_tables import ActorKind
 
 
@@ -105,6 +106,7 @@ def test_the_first_failure_is_told_with_its_story_and_the_others_on_it(outcome):
     outcome.fail_by(Failure(1, 2, 3, OSError("the same launch")), ())
     outcome.fail_by(Failure(0, 4, 0, OSError("a closed port")), ())
     outcome.fail_by(Failure(1, 3, 0, OSError("another")), ("DONE step",))
+    outcome.fail_by(Failure(1, 3, 0, PeerFailed("this rank ended")), ())
     outcome.fail(RuntimeError("from outside"))
     outcome.note_closing((ValueError("no such file"),))
     assert outcome.failure is first

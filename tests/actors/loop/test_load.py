@@ -5,6 +5,7 @@ import pytest
 from error_texts import raises
 
 from actors.device.host import HostDevice
+from actors.loop.bound import PlanMemory
 from actors.loop.load import load as load_on
 from actors.loop.load import num_phases
 from compiler.contract.errors import DeviceError, InternalError, OutOfMemory
@@ -58,6 +59,21 @@ def test_operands_are_views_at_planned_offsets_in_every_slot(small, fake_port, f
     assert [address(a) - base for a in second[1] + second[2]] == [64, 192, 128]
     assert first[0] == {"axis": 1}
     assert (first[3].dtype, first[3].shape) == (np.uint8, (8,))
+
+
+def test_a_borrowed_variable_is_read_where_it_lies(small, fake_port, fake_kernel):
+    ports = {"data": fake_port(), "log": fake_port()}
+    kernels = {"grad": fake_kernel(), "update": fake_kernel()}
+    plan = small.plan()
+    type_ = plan.views[plan.variables[0].view].type
+    array = np.full(type_.shape, 3, type_.dtype.value)
+    memory = PlanMemory(borrowed={"net.weight": array})
+    bound = load_on(plan, ports, (HostDevice(kernels),), memory=memory)
+    assert {address(k[1][1]) for k in kernels["grad"].bound} == {address(array)}
+    assert bound.variables.read("net.weight") is array
+    bound.variables.write("net.weight", array)
+    with raises(InternalError):
+        bound.variables.write("net.weight", array.copy())
 
 
 def test_a_launch_without_slots_is_bound_once_for_all_phases(small, fake_port, fake_kernel):
@@ -245,6 +261,9 @@ class FakeCommunicator:
         assert alignment >= 64
         self.blocks.append(np.zeros(size_bytes, np.uint8))
         return self.blocks[-1]
+
+    def beside(self):
+        return FakeCommunicator
 
     def bind(self, call, inputs, outputs):
         self.bound.append((call, inputs, outputs))

@@ -279,6 +279,33 @@ def test_the_hook_runs_once_before_wait_returns_and_may_close_the_loop(pipeline)
     loop.threads()[0].join(PATIENCE)
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_failure_is_told_while_a_sink_still_waits_for_something(pipeline, is_own):
+    told, is_released, error = [], threading.Event(), ValueError("step")
+
+    def compute(*arguments):
+        if is_own:
+            raise error
+        loop.abort(error)
+
+    def sink(*arguments):
+        assert is_released.wait(PATIENCE)
+
+    def release(failure):
+        told.append(failure)
+        is_released.set()
+
+    computed = iter([lambda *a: None, compute])
+    bound, _ = pipeline(compute=lambda *a: next(computed)(*a), sink=sink)
+    with Loop(bound, LoopOptions(on_failure=release)) as loop:
+        loop.admit(5)
+        with pytest.raises((ActorFailed, ValueError)):
+            loop.wait(PATIENCE)
+        loop.abort(RuntimeError("later"))
+    assert told == [loop.failure]
+    assert error in (told[0], told[0].__cause__)
+
+
 def test_what_the_hook_raises_fails_the_run(pipeline, bodies):
     bound, _ = pipeline()
     with Loop(bound, LoopOptions(on_finished=bodies.fail_at(0, ValueError("hook")))) as loop:

@@ -62,9 +62,9 @@ def test_the_trace_has_a_track_per_stream_and_times_in_microseconds(tmp_path, ta
     write_chrome_trace(path, timeline.rows(), table, stream_names=("compute", "data"))
     events = json.loads(path.read_text())["traceEvents"]
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert names == {0: "compute", 1: "data"}
+    assert names == {1: "compute", 2: "data"}
     boxes = [(e["name"], e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
-    assert boxes == [("data", 1, 0.0, 2.0), ("data", 1, 2.0, 2.0), ("step", 0, 4.0, 4.0)]
+    assert boxes == [("data", 2, 0.0, 2.0), ("data", 2, 2.0, 2.0), ("step", 1, 4.0, 4.0)]
 
 
 def events_of(path, rows, table, **options):
@@ -78,10 +78,10 @@ def test_an_arrow_joins_every_firing_that_makes_tokens_to_those_that_read_them(t
         if e["ph"] in "sf"
     ]  # fmt: skip
     assert [(e["ph"], e["tid"], e["ts"], e["id"]) for e in arrows] == [
-        ("s", 1, 2.0, 0),
-        ("f", 0, 4.0, 0),
-        ("s", 1, 4.0, 1),
-        ("f", 0, 4.0, 1),
+        ("s", 2, 2.0, 0),
+        ("f", 1, 4.0, 0),
+        ("s", 2, 4.0, 1),
+        ("f", 1, 4.0, 1),
     ]
 
 
@@ -139,4 +139,6 @@ def test_a_simulated_firing_begins_when_what_it_waited_for_last_has_ended(tmp_pa
 
 def test_a_trace_without_firings_is_still_a_trace(tmp_path, table):
     events = events_of(tmp_path / "trace.json", (), table)
-    assert [e["name"] for e in events] == ["thread_name", "thread_sort_index"] * 2
+    assert [e["name"] for e in events] == [
+        "process_sort_index", *["thread_name", "thread_sort_index"] * 2
+    ]  # fmt: skip

@@ -98,6 +98,46 @@ def test_statistics_may_be_asked_for_before_during_and_after_a_run(pipeline, bod
     assert loop.statistics() == after
 
 
+@pytest.mark.parametrize("fetch_ns", [10, 0])
+def test_what_a_stream_waits_for_its_source_is_told_from_what_it_computes(
+    plan_maker, fake_port, fetch_ns
+):
+    now, loops = [0], []
+
+    def fetch(tokens):
+        taken = threading.Event()
+        loops[0].call_soon_threadsafe(taken.set)  # after that the dispatcher has nothing to do
+        assert taken.wait(PATIENCE)
+        now[0] += fetch_ns
+
+    def step(tokens):
+        now[0] += 3
+
+    make = plan_maker()
+    batch = make.edge("batch", 1)
+    make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)])
+    make.actor("step", ActorKind.SINK, inputs=[(batch, 1)], is_thread=False)
+    ports = {"data": fake_port(fetch), "step": fake_port(step)}
+    bound = load(make.plan(), ports, [HostDevice({})])
+    loops.append(Loop(bound, LoopOptions(clock=lambda: now[0])))
+    loops[0].admit(100)
+    loops[0].end()
+    with loops[0] as loop:
+        assert loop.wait(PATIENCE)
+        statistics = loop.statistics()
+    # Less where the clock moved before the dispatcher looked at it: here time stands still else.
+    assert min(1, fetch_ns) <= statistics.source_wait_ns <= 100 * fetch_ns
+    assert statistics.elapsed_ns == 100 * (fetch_ns + 3)
+    assert statistics.source_wait() == statistics.source_wait_ns / statistics.elapsed_ns
+
+
+def test_a_share_of_waiting_is_since_an_earlier_record_or_not_known():
+    records = [Statistics(elapsed, (), (), waited) for elapsed, waited in ((0, 0), (100, 40))]
+    assert [one.source_wait() for one in records] == [0.0, 0.4]
+    assert Statistics(200, (), (), 130).source_wait(records[1]) == 0.9
+    assert Statistics(200, (), ()).source_wait(records[1]) is None
+
+
 def record(elapsed_ns, busy_ns, firings=4):
     actor = ActorStatistics("step", "compute", firings, busy_ns, 12, (Waits("input", "batch", 3),))
     stream = StreamStatistics("compute", busy_ns, 2)

@@ -17,7 +17,7 @@ for line in sys.stdin:
         "first": {"loss": loss, "state_bytes": 1_000_000, "flops": 2e6, "settings": "made up"},
         "losses": {"losses": [loss] * ask.get("count", 0)},
         "run": {"ms": [ms] * ask.get("chunks", 0)},
-        "gemm": {"gflops": {sys.argv[5]: 100.0}},
+        "gemm": {"fp32": {sys.argv[5]: 100.0}, "bf16": {sys.argv[5]: 300.0}},
         "quit": {"peak_rss": 9_000_000, "run_rss": 8_000_000, "base_rss": 3_000_000},
     }
     print(json.dumps(answers[ask["do"]]), flush=True)

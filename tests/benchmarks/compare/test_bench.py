@@ -11,6 +11,7 @@ from actorflow.cli import main as cli
 from actorflow.cli.main import main
 from actors.device.cuda.nvml import NvmlDevice, NvmlDevices
 from benchmarks.compare import command as cli_bench
+from benchmarks.compare.disturbance import HostTimes
 from benchmarks.compare.engines import Child, EngineError
 from compiler.contract.errors import DeviceError
 
@@ -95,7 +96,33 @@ def test_an_interrupt_prints_what_was_measured(fakes, capsys):
     assert fakes.bench(*words, measure_row=until_bf16) == 130
     out = capsys.readouterr().out
     assert "| mlp fp32 | actorflow | 4 |" in out
-    assert "mlp bf16" not in out
+    assert "| mlp bf16" not in out
+    assert "- not measured (stopped by SIGINT): mlp bf16" in out
+
+
+def test_a_row_is_in_the_files_before_the_next_one_begins(fakes, tmp_path):
+    measured, files = cli_bench.measure_row, [tmp_path / name for name in ("a.json", "a.md")]
+    seen = []
+
+    def noting(task, engines, method):
+        seen.extend([file.read_text() for file in files if file.exists()])
+        return measured(task, engines, method)
+
+    words = ("mlp", "--against", "", "--rounds", "1", "--json", files[0], "--markdown", files[1])
+    assert fakes.bench(*map(str, words), measure_row=noting) == 0
+    found, text = json.loads(seen[0]), seen[1]
+    assert [row["precision"] for row in found["rows"]] == ["fp32"]
+    assert (found["not_measured"], found["why_not_measured"]) == (["mlp bf16"], "not reached yet")
+    assert "- not measured (not reached yet): mlp bf16" in text
+    assert json.loads(files[0].read_text())["not_measured"] == []
+    assert sorted(tmp_path.glob("a.*")) == files
+
+
+def test_a_host_that_tells_no_stolen_time_is_named_once(fakes, capsys):
+    words = ("mlp", "--against", "torch", "--rounds", "1")
+    assert fakes.bench(*words, read_host=lambda: HostTimes(None, 0, 0, None, 0)) == 0
+    out, err = capsys.readouterr()
+    assert [text.count("stolen time is not known") for text in (out, err)] == [1, 1]
 
 
 def test_our_own_failure_is_the_exit_code(fakes, capsys):
@@ -110,6 +137,8 @@ def test_our_own_failure_is_the_exit_code(fakes, capsys):
         (["giant"], "expected rows among tiny:fp32, mlp:fp32, mlp:bf16"),
         (["tiny:bf16"], "got 'tiny:bf16'"),
         (["--rounds", "0"], "--rounds: expected 1 or more, got 0"),
+        (["--seconds", "0"], "--seconds: expected more than 0, got 0"),
+        (["--html", os.devnull], "is no file, and a file is to be put in its place"),
         (["--against", "mxnet"], "got 'mxnet'"),
         (["--launches", "--device", "cuda"], "--launches times the host's launches"),
         (["--gpu", "h200"], "--gpu h200 is given, and the job runs on host:0, which is no GPU"),

@@ -15,12 +15,19 @@ from benchmarks.compare.engines import (
     environment_of,
 )
 
-TORCH, COMPILED, JAX, TENSORFLOW = RIVALS
+TORCH, COMPILED, JAX, TENSORFLOW, ONNXRUNTIME, OPENVINO = RIVALS
 SCRIPTS = ROOT / "benchmarks" / "engines"
 
 
 def test_every_engine_has_its_script():
-    assert [(SCRIPTS / engine.script).is_file() for engine in (OURS, *RIVALS)] == [True] * 5
+    assert [(SCRIPTS / engine.script).is_file() for engine in (OURS, *RIVALS)] == [True] * 7
+
+
+def test_what_reads_onnx_is_compared_where_rows_infer_in_float32():
+    cases = [("fp32", False), ("fp32", True), ("bf16", False)]
+    for engine in (ONNXRUNTIME, OPENVINO):
+        assert [engine.takes(*case) for case in cases] == [True, False, False]
+    assert [TORCH.takes(*case) for case in cases] == [True] * 3
 
 
 def test_rivals_are_chosen_by_name_once_each():

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,17 @@ def test_a_busy_core_gives_a_second_measurement(tmp_path):
     result, fakes = measured(tmp_path, [engine("a"), engine("b")], ABC, rounds=2, is_busy=True)
     assert (result.ours.busy_slowdown, result.rivals[0].busy_slowdown) == (1.0, 1.0)
     assert fakes.asked().count("a run") == 2 + 2 + 1
+
+
+def test_a_row_that_trains_passes_by_an_engine_that_only_infers(tmp_path):
+    engines = [engine("a"), replace(engine("b"), only_infers=True)]
+    for is_training in (True, False):
+        task = replace(TASK, is_training=is_training)
+        result, _ = measured(tmp_path, engines, ABC, task=task)
+        assert ([m.engine for m in result.rivals], result.failures) == (
+            ["b"] * (not is_training),
+            (),
+        )
 
 
 def test_a_row_passes_by_an_engine_that_is_not_compared_in_its_precision(tmp_path):

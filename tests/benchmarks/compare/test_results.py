@@ -14,7 +14,7 @@ from benchmarks.compare.report import (
 OURS = Measured("actorflow", "", "as is", 10.0, 5, 300.0, 100.0, 0.5)
 JAX = Measured("jax", "jit", "donated", 15.0, 5, 600.0, 300.0, 2.0, idle_share=0.2)
 BENCH = Bench(
-    MachineInfo("a processor", 2, {"numpy": 100.0, "torch": 200.0}),
+    MachineInfo("a processor", 2, {"numpy": 100.0, "torch": 200.0}, {"torch": 400.0}),
     (
         RowResult("gpt", "fp32", 2048, "tokens", 1e9, OURS, (JAX,), ("torch: no",)),
         RowResult("mlp", "bf16", 128, "samples", 0.0, None, (), ("actorflow: not yet",)),
@@ -35,6 +35,13 @@ def test_the_json_has_the_agreed_shape():
     assert row["failures"] == ["torch: no"]
 
 
+def test_a_row_is_held_against_the_peak_of_its_own_precision():
+    rows = [RowResult("gpt", name, 1, "x", 1e9, OURS, (), ()) for name in ("fp32", "bf16")]
+    found = as_json(Bench(BENCH.machine, tuple(rows)))
+    assert [row["peak_fraction"] for row in found["rows"]] == [0.5, 0.25]
+    assert "200 GFLOP/s in fp32 (numpy 100, torch 200) and 400 GFLOP/s in bf16" in markdown(BENCH)
+
+
 def test_a_row_without_ours_has_nulls_and_says_why():
     row = as_json(BENCH)["rows"][1]
     assert (row["ms"], row["gflops"], row["ratio_to_best_rival"]) == (None, None, None)
@@ -44,7 +51,7 @@ def test_a_row_without_ours_has_nulls_and_says_why():
 
 def test_the_report_names_ratios_failures_and_settings():
     text = markdown(BENCH)
-    assert "| gpt fp32 | jax jit | 15 | 136,533 | 1.50 x | 66.7 | 33% | 600 MB |" in text
+    assert "| gpt fp32 | jax jit | 15 |  | 136,533 | 1.50 x | 66.7 | 33% | 600 MB |" in text
     assert "- gpt fp32: the best rival is jax; ours is 1.50 x as fast" in text
     assert "- gpt fp32: torch: no" in text
     assert "- gpt fp32: jax burned 20% of a core while others ran" in text
@@ -61,7 +68,7 @@ def test_every_line_of_the_table_has_as_many_cells_as_its_head():
 
 
 def test_an_empty_comparison_can_be_told():
-    assert "nothing was measured" in markdown(Bench(MachineInfo("a processor", 2, {}), ()))
+    assert "nothing was measured" in markdown(Bench(MachineInfo("a processor", 2, {}, {}), ()))
 
 
 def test_the_longest_launches_are_shown():

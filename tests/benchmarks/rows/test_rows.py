@@ -1,6 +1,9 @@
 """What every engine is given is the same, and our engine takes it."""
 
 import importlib
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
-LIGHT = ("tiny", "mlp", "char-gpt", "lenet")
+LIGHT = ("tiny", "mlp", "char-gpt", "lenet", "mlp-inference")
 
 
 @pytest.fixture
@@ -21,18 +24,23 @@ def test_the_rows_are_those_that_were_agreed(all_rows):
     assert [(row.name, row.precisions) for row in all_rows] == [
         ("tiny", ("fp32",)),
         ("mlp", ("fp32", "bf16")),
-        ("char-gpt", ("fp32",)),
+        ("char-gpt", ("fp32", "bf16")),
         ("gpt", ("fp32", "bf16")),
-        ("gpt-vocab", ("fp32",)),
-        ("bert", ("fp32",)),
+        ("gpt-vocab", ("fp32", "bf16")),
+        ("bert", ("fp32", "bf16")),
         ("gpt2-block", ("fp32",)),
-        ("wide-deep", ("fp32",)),
+        ("wide-deep", ("fp32", "bf16")),
+        ("wide-deep-large", ("fp32", "bf16")),
+        ("dlrm", ("fp32", "bf16")),
         ("lstm", ("fp32",)),
-        ("inference", ("fp32",)),
-        ("lenet", ("fp32",)),
-        ("resnet-18", ("fp32",)),
-        ("resnet-50", ("fp32",)),
-        ("resnet-50-inference", ("fp32",)),
+        ("lenet", ("fp32", "bf16")),
+        ("resnet-18", ("fp32", "bf16")),
+        ("resnet-50", ("fp32", "bf16")),
+        ("unet", ("fp32", "bf16")),
+        ("vit-s", ("fp32", "bf16")),
+        ("mlp-inference", ("fp32", "bf16")),
+        ("inference", ("fp32", "bf16")),
+        ("resnet-50-inference", ("fp32", "bf16")),
     ]
 
 
@@ -66,6 +74,70 @@ def test_the_models_of_a_gpu_learn_on_the_host_too(small_gpu_rows):
         assert abs(losses[0] - np.log(64)) < 0.2
         assert losses[8] < losses[4] < losses[0]
         running.stream.close()
+
+
+def small_rows():
+    """Rows of the larger models of the host, at sizes of a test."""
+    unet, vit, dlrm, wide_deep = [
+        importlib.import_module(f"rows.{name}") for name in ("unet", "vit", "dlrm", "wide_deep")
+    ]
+    clicks = {"rows": 50, "batch": 8}
+    yield unet.unet_row("unet", unet.SIZES | {"width": 4, "depth": 2, "extent": 8})
+    sizes = {"layers": 2, "width": 12, "heads": 2, "patch": 4, "extent": 8, "classes": 5}
+    yield vit.vit_row("vit", vit.SIZES | sizes)
+    yield dlrm.dlrm_row("dlrm", dlrm.SIZES | clicks | {"tables": 3})
+    yield wide_deep.wide_deep_row("wide", wide_deep.SIZES | clicks, (6,))
+    yield wide_deep.wide_deep_row("table", wide_deep.LARGE | clicks, (6, 5))
+
+
+def test_rows_have_the_parameters_of_our_models_and_lose_by_their_rule(all_rows):
+    models = importlib.import_module("engines.actorflow_models")
+    for row in small_rows():
+        model, _ = models.FAMILIES[row.family](row)
+        stored = {name: array.shape for name, array in model.named_stored()}
+        assert stored == {name: array.shape for name, array in row.weights().items()}
+        running = models.start(row, "fp32", models.Running)
+        classes = row.sizes.get("classes", 2)
+        assert abs(running.step() - np.log(classes)) < 0.3
+        assert np.isfinite(running.step())
+        running.stream.close()
+
+
+def test_an_inference_is_a_call_for_each_batch_in_their_order(all_rows):
+    models = importlib.import_module("engines.actorflow_models")
+    row = next(row for row in all_rows if row.name == "mlp-inference")
+    weights, expected = row.weights(), []
+    for batch in row.batches():
+        h = batch["x"].astype(np.float64)
+        for i in range(3):
+            h = np.maximum(h, 0) if i else h
+            h = h @ weights[f"layers.{i}.weight"].T + weights[f"layers.{i}.bias"]
+        expected.append(np.mean(h**2))
+    running = models.start(row, "fp32", models.Running)
+    found = [running.step(), running.step()]
+    running.run(1)
+    found.append(running.step())
+    running.job.close(running.model)
+    np.testing.assert_allclose(found, [expected[i] for i in (0, 1, 3)], rtol=1e-5)
+
+
+def test_onnxruntime_infers_what_we_export(all_rows, tmp_path):
+    pytest.importorskip("onnxruntime")
+    script = str(BENCHMARKS / "engines" / "onnx_engine.py")
+    command = [sys.executable, script, "mlp-inference", "fp32", "session"]
+    environ = os.environ | {"BENCH_ONNX": str(tmp_path)}
+    asked = '{"do": "first"}\n{"do": "losses", "count": 2}\n'
+    for _ in range(2):  # exported, and then read from the cache
+        done = subprocess.run(command, input=asked, env=environ, capture_output=True, text=True)
+        first, rest = map(json.loads, done.stdout.splitlines())
+        assert len([*tmp_path.iterdir()]) == 1
+    models = importlib.import_module("engines.actorflow_models")
+    running = models.start(
+        next(r for r in all_rows if r.name == "mlp-inference"), "fp32", models.Running
+    )
+    want = [running.step() for _ in range(3)]
+    running.job.close(running.model)
+    np.testing.assert_allclose([first["loss"], *rest["losses"]], want, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["resnet-18", "resnet-50"])

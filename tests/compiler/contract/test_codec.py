@@ -49,7 +49,11 @@ class Branch:
     data: bytes | None = None
 
 
-texts = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")))
+TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""Marks that turn the direction of a line, which no text of a plan has."""
+texts = st.text(
+    st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp"), exclude_characters=TURNING)
+)
 leaves = st.builds(Leaf, texts)
 branches = st.builds(
     Branch,
@@ -202,6 +206,7 @@ DECODERS = {
     "actors/kernels/library/openblas.py": {"json.loads"},
     "actors/device/cuda/cudnn.py": {"json.loads"},
     "actorflow/distributed/process_group.py": {"json.loads"},
+    "actorflow/data/workers.py": {"pickle.loads"},  # what a process gives those that it starts
 }
 """What decodes bytes from elsewhere, by the file that may."""
 
@@ -308,3 +313,38 @@ def test_the_first_wrong_value_of_an_object_is_named_with_its_path(path, value):
 def test_what_is_no_json_is_refused(text):
     with raises(DecodeError):
         from_json(text)
+
+
+def decoded_and_encoded(data):
+    """What the standard library says of a text that it can also write; None of others."""
+
+    def unique(pairs):
+        assert len(dict(pairs)) == len(pairs)
+        return dict(pairs)
+
+    try:
+        value = json.loads(data, object_pairs_hook=unique, parse_constant=float.fromhex)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, AssertionError):
+        return None
+    return value
+
+
+PIECES = ['"', "\\", "\\u", "d800", "dc00", "0041", "\ud800", "\udc00", "é", "{", "}", "[", "]",
+          ":", ",", "1", "a", "\ufeff", " "]  # fmt: skip
+
+
+@given(
+    st.one_of(
+        st.lists(st.sampled_from(PIECES), max_size=8).map(lambda some: f'["{"".join(some)}"]'),
+        st.lists(st.sampled_from(PIECES), max_size=8).map("".join),
+    ),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"]),
+)
+def test_a_text_is_read_as_the_standard_library_does_if_it_can_be_printed(text, encoding):
+    data = text.encode(encoding, "surrogatepass")
+    try:
+        value = from_json(data)
+    except DecodeError:
+        value = None
+    assert value == decoded_and_encoded(data)

@@ -5,6 +5,7 @@ from graphs import Net
 import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
 from compiler.fusion.prepare import narrow_broadcasts
 from compiler.graph.graph import Output
+from compiler.graph.registry import find_op
 from compiler.ops.families.arithmetic import ADD, EXP, MUL
 from compiler.ops.primitives.matmul import MATMUL
 from compiler.ops.primitives.shape import BROADCAST_TO, RESHAPE
@@ -68,3 +69,10 @@ def test_what_other_kernels_read_stays_wide(net, evaluate):
 def test_an_output_of_the_job_stays_wide(net, evaluate):
     after = narrowed(net, evaluate, net.b.emit_one(EXP, wide(net, net.input(R, 1))))
     assert shapes_of(after, EXP) == [(R, C)]
+
+
+def test_a_gradient_that_is_one_number_everywhere_is_computed_before_it_is_wide(net, evaluate):
+    one, column = net.input(1, 1), net.input(R, 1)
+    grads = net.b.emit_one(find_op("floor_divide_grad"), wide(net, one), column, wanted=(0,))
+    after = narrowed(net, evaluate, net.b.emit_one(EXP, grads))
+    assert shapes_of(after, find_op("floor_divide_grad")) == [(R, 1)]

@@ -145,6 +145,7 @@ def test_exactly_the_updates_write_over_their_variables():
         if input_output_aliases.get(op)
     } == {
         "assign": ((0, 0),),
+        "assign_rows": ((0, 0),),
         "hold": ((0, 0),),
         "carry": ((0, 0),),
         "carry_sum": ((0, 0),),

@@ -7,7 +7,7 @@ from graphs import Target, variable
 from compiler.contract.spaces import Space
 from compiler.contract.types import DType
 from compiler.fusion.join_updates import update_programs
-from compiler.graph.graph import GraphBuilder, Output, Write
+from compiler.graph.graph import GraphBuilder, Output, Write, prune
 from compiler.graph.target import one_device
 from compiler.ops.families.arithmetic import NEG
 from compiler.ops.families.updates import MOMENTUM_UPDATE
@@ -92,3 +92,34 @@ def test_the_program_makes_what_it_made_and_the_first_of_it_rounded():
 def test_what_is_no_cast_of_one_reader_and_other_devices_stay_as_they_are(case, most):
     graph = trained(**case)
     assert names_of(rounded(graph, most)) == names_of(graph)
+
+
+def read_only(*, casts=1, is_written=False, role="parameter"):
+    """Return the graph of a weight that is cast, and nothing else reads."""
+    b = GraphBuilder()
+    w = variable(b, "w", (3, 4), role=role)
+    for number in range(casts):
+        low = b.emit_one(CAST, w, dtype="bfloat16")
+        b.outputs.append(Output(f"y{number}", b.emit_one(NEG, low)))
+    if is_written:
+        b.writes.append(Write(w, b.emit_one(NEG, w)))
+    return b.freeze()
+
+
+def test_what_no_step_changes_is_rounded_where_its_values_are():
+    graph = read_only()
+    made = precision.round_constants(graph)
+    check(made, "round_constants")
+    w, low = made.nodes[0].outputs[0], graph.nodes[1].outputs[0]
+    (own,) = [n for n in made.nodes if n.outputs == (low,)]
+    assert own.attrs["init"] == (("kind", "rounded"), ("of", "w"))
+    assert made.types[low].dtype is DType.BFLOAT16
+    # It stays in the graph, for the rounded form is made of it, and nothing is written.
+    assert made.writes == (Write(w, w),)
+    assert [str(n.op) for n in prune(made).nodes].count("variable") == 2
+
+
+@pytest.mark.parametrize("case", [{"casts": 2}, {"is_written": True}, {"role": "counter"}])
+def test_what_a_step_changes_or_no_model_has_is_cast_in_each_step(case):
+    graph = read_only(**case)
+    assert names_of(precision.round_constants(graph)) == names_of(graph)

@@ -40,7 +40,7 @@ def test_each_float_that_is_made_has_a_range_that_knows_what_was_read_through_vi
         ("", "batch['x']", ()),
         ("forward", "log", (1,)),
     ]
-    assert [len(values) for _, values in found.values()] == [4, 4]
+    assert [len(values) for _, values in found.values()] == [5, 5]
 
 
 def test_outputs_and_nodes_of_before_are_there():
@@ -53,8 +53,18 @@ def test_outputs_and_nodes_of_before_are_there():
 
 def test_a_range_tells_the_finite_numbers_and_counts_the_others():
     x = np.array([[1.0, np.nan, -2.0, np.inf, np.nan], [np.nan] * 5, [0.0, 5.0, -np.inf, 1.0, 1.0]])
-    least, most, num_nan, num_inf = reference.get(VALUE_RANGE)({}, x.astype(np.float32))
+    least, most, num_nan, num_inf, norm = reference.get(VALUE_RANGE)({}, x.astype(np.float32))
     np.testing.assert_array_equal(least, [-2.0, np.inf, 0.0])
     np.testing.assert_array_equal(most, [1.0, -np.inf, 5.0])
     np.testing.assert_array_equal(num_nan, [2, 5, 0])
     np.testing.assert_array_equal(num_inf, [1, 0, 1])
+    np.testing.assert_allclose(norm, np.sqrt([5.0, 0.0, 27.0]), rtol=1e-6)
+
+
+def test_ops_that_a_pattern_names_show_what_they_read_and_make_whole():
+    for patterns in (["log"], ["l*"], ["log in*", "log"]):
+        graph = show_ranges(sample(), patterns)
+        of_x, of_log = [values for _, values in rows(graph).values()]
+        assert graph.types[of_x[5]].shape == (2, 3)
+        assert graph.types[of_log[5]].shape == (3, 2)
+    assert [len(values) for _, values in rows(show_ranges(sample(), ["exp"])).values()] == [5, 5]

@@ -12,7 +12,7 @@ from compiler.ops.families.normalisation import SOFTMAX
 from compiler.ops.primitives.matmul import MATMUL
 from compiler.ops.primitives.reduce import SUM
 from compiler.pipeline.pipeline import compile_graph
-from compiler.pipeline.printer import arena_lines, print_plan, summarise
+from compiler.pipeline.printer import arena_lines, overview, print_plan, summarise
 
 
 @pytest.fixture
@@ -34,6 +34,30 @@ def test_the_summary_tells_parameters_staging_slots_and_temporaries_apart(plan):
     assert re.match(r"peak at launch \d+ of \d+: body: \w+ \(job\.py:12\); workspaces hold", peak)
     assert proof == plan.memory[0].text
     assert [line.strip() for line in summarise(plan)[-3:]] == [arena, peak, proof]
+
+
+def test_three_lines_tell_a_newcomer_what_runs_its_memory_and_where_that_is_fullest(plan):
+    first, memory, peak = overview(plan)
+    launches = sum(len(actor.launches) for actor in plan.actors)
+    assert first == f"job: 4,096 parameters on host:0, {launches} kernel launches a step"
+    size = plan.memory[0].peak_bytes / 1024
+    assert memory.startswith(
+        f"memory: {size:.1f} KiB, allocated before the first step: parameters 16.0 KiB, copies for"
+        " checkpoints 16.0 KiB, batches and outputs 256."
+    )
+    assert re.match(r"most memory is in use at body: \w+ \(job\.py:12\)$", peak)
+    note = Recomputation(1000, 2000, 3, 0.05, "greedy", "proven")
+    again = overview(replace(plan, recomputation=(note,)))[-1]
+    assert again == "to fit, 3 launches run again: 5.0% of the step's time"
+
+
+def test_a_plan_and_a_graph_are_shown_in_one_line(plan, sketch):
+    launches, size = sum(len(a.launches) for a in plan.actors), plan.arenas[0].size_bytes
+    assert repr(plan) == (
+        f"Plan('job' {plan.graph_hash[:12]} on host:0: {len(plan.actors)} actors, {launches}"
+        f" launches, {size:,} bytes)"
+    )
+    assert repr(sketch.b.freeze()).startswith("Graph(")
 
 
 @pytest.mark.parametrize(

@@ -30,12 +30,13 @@ class Recurrent(nn.Module):
 class Decayed(nn.Module):
     """A loop that the user states, with a weight that no product reads."""
 
-    def __init__(self):
+    def __init__(self, drop=0.0):
+        self.drop = drop
         self.rate, self.out = nn.Parameter((3,), _START), nn.Linear(3, 2)
 
     def __call__(self, x):
         def step(held, entry):
-            held = af.tanh(held * self.rate + entry)
+            held = af.dropout(af.tanh(held * self.rate + entry), self.drop)
             return held, held * 2
 
         first = af.zeros(x.shape[0], 3)
@@ -78,6 +79,14 @@ def test_loops_over_rows_of_a_batch_are_those_of_the_whole(name, mesh):
     if mesh.names == ("data",) and mesh.shape == (2,):
         bodies = [[n.attrs["body"] for n in local.nodes if n.op is SCAN] for local in graphs]
         assert bodies[0] == bodies[1]
+
+
+def test_a_loop_that_draws_is_done_whole_by_each_rank():
+    graph = step_graph(train, Decayed(0.4), {"x": TensorType(DType.FLOAT32, (6, 4, 3))})
+    layouts, _ = check_step(graph, MESHES[0], near=1e-4, speed=SLOW)
+    (choice,) = layouts.choices
+    ways = [w for n, w in zip(graph.nodes, choice.signatures, strict=True) if n.op is SCAN]
+    assert all([way.signature.is_whole for way in ways])
 
 
 def test_what_weights_get_is_a_share_of_a_sum():

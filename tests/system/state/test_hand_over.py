@@ -133,7 +133,7 @@ def test_a_step_that_is_interrupted_is_done_or_not(
     each = options.get("accumulate", 1)
     for _ in range(3):
         train.step(model, [next(data) for _ in range(each)])
-    stepping = train._open.get(model).runner._stepping
+    stepping = train._open.get(model).runner._plans.current
 
     def step(batches):
         if has_begun:

@@ -505,8 +505,8 @@ def test_the_graph_of_the_frontend_reads_back_as_the_record(library, name):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"foo_bar": 3}, "not ours: foo_bar"),
-        ({"use_causal_mask": True}, "not ours: use_causal_mask"),
+        ({"foo_bar": 3}, "unknown parameters: foo_bar"),
+        ({"use_causal_mask": True}, "unknown parameters: use_causal_mask"),
         ({"diagonal_alignment": "TOP_LEFT"}, "TOP_LEFT"),
     ],
     ids=str,

@@ -1,6 +1,7 @@
 """Whole plans with ports and variables, to be run on the host and on a device."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from random import Random
 from types import MappingProxyType, SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 from plans import trained_plan
 
 from actorflow.tensor.initial_values import initial_values
+from actors.device.executor import Executor
 from actors.device.host import HostDevice
 from actors.loop.load import load
 from actors.loop.loop import Loop
@@ -145,11 +147,17 @@ def devices_of(plan, kernels, rng, **options):
 class World:
     """A plan with its ports and variables, ready for one run on devices as late as `rng` likes."""
 
-    def __init__(self, plan, kernels, rng=None, *, eagerness=None, **options):
+    def __init__(self, plan, kernels, rng=None, *, eagerness=None, initial=None, **options):
         self.sinks = {a.name: Recorder() for a in plan.actors if a.kind is ActorKind.SINK}
         sources = {a.name: Batches() for a in plan.actors if a.kind is ActorKind.SOURCE}
         devices = devices_of(plan, kernels, rng or Random(0), eagerness=eagerness)
-        self.bound = load(plan, sources | self.sinks, devices, **options)
+        self.bound = load(
+            plan,
+            sources | self.sinks,
+            devices,
+            table=MachineTable.of(plan, initial or {}),
+            make_executor=partial(Executor, **options),
+        )
         self.blocks = {device.device: device.blocks for device in devices}
         for name, array in initial_values(plan, {}, 0).items():
             self.bound.variables.write(name, array)

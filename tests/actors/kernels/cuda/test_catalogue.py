@@ -8,7 +8,7 @@ from actors.kernels.cuda.kernel import known_gpus
 from actors.kernels.host import catalogue as host
 from actors.kernels.reference.linear_algebra import LINEAR_ALGEBRA_KERNELS
 from compiler.graph.program_builder import expand
-from compiler.graph.registry import Op, is_comm, is_source, view
+from compiler.graph.registry import Op, is_comm, is_source, kernel_op, view
 from compiler.ops.language.define import update
 from compiler.ops.primitives.transfer import COPY_TO
 from compiler.pipeline import standard_ops
@@ -31,6 +31,8 @@ def launched_as(op):
         return launched_op(op) if update.has(op) else "fused"
     if op is COPY_TO:
         return "copy"
+    if kernel_op.get(op):
+        return kernel_op.get(op)
     return None if view.has(op) and not host.kernels_for(op.name) else op.name
 
 

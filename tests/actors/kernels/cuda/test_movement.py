@@ -119,6 +119,43 @@ def test_a_reshape_of_what_is_not_dense_goes_into_dense_bytes_alone(harness):
     assert dense is not None
 
 
+def reversed_axes(shape, dtype):
+    return np.empty(shape[::-1], dtype).T
+
+
+def test_as_few_inputs_are_copied_to_scratch_as_can_be(harness):
+    kernel = kernels_on(GPU)["cuda.put_rows"]
+    shape = (2,) * 8
+    dense = np.empty(shape, "float32"), np.empty(shape, "int64"), np.empty(shape, "float32")
+    attrs = {"depth": 8}
+
+    def scratch(*inputs):
+        operands = tuple(map(harness.operand, inputs))
+        return needs_of(kernel, attrs, operands, operands[:1]).workspace_bytes
+
+    x, ids, rows = dense
+    apart = [reversed_axes(shape, array.dtype) for array in dense]
+    least = scratch(x, ids, rows)
+    needs = needs_of(
+        kernel, attrs, tuple(map(harness.operand, (apart[0], ids, rows))), (harness.operand(x),)
+    )
+    # The kernel reads one operand however it lies, and nothing may lie over that.
+    assert (needs.workspace_bytes, needs.in_place) == (least, ())
+    assert scratch(x, apart[1], rows) == least + ids.nbytes
+    assert scratch(x, ids, apart[2]) == least + rows.nbytes
+    assert scratch(x, apart[1], apart[2]) == least + ids.nbytes + rows.nbytes
+
+
+def test_what_a_kernel_writes_over_is_not_copied_to_scratch(harness):
+    inputs = (np.zeros((6, 3)), np.zeros((5, 3)), np.zeros(5, "int32"), np.array(0.25))
+    op, attrs, inputs = harness.fused("embedding_sgd_update", {"weight_decay": 0.0}, inputs)
+    table, *rest = map(harness.operand, inputs)
+    across = harness.operand(np.zeros((3, 6)).T)
+    kernel = kernels_on(GPU)[f"cuda.{op}"]
+    assert needs_of(kernel, attrs, (table, *rest), (table,)).in_place == ((0, 0),)
+    assert needs_of(kernel, attrs, (across, *rest), (table,)) is None
+
+
 def over_link(toolchain, target, source, shape, dtype):
     """Copy between a view of the device and an array of pinned memory; return the calls."""
     calls = bind_to(KERNELS["copy"], {}, (source,), (target,), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,12 +23,14 @@ from program_texts import texts_of
 
 from actors.kernels.common.kernel import KernelNeeds, KernelPlan, size_bytes
 from actors.kernels.cuda.catalogue import kernels_on
-from actors.kernels.cuda.kernel import DeviceView, gpu_named
+from actors.kernels.cuda.emit import SumPlace
+from actors.kernels.cuda.kernel import DeviceView, gpu_named, known_gpus
 from actors.kernels.cuda.programs import (
     matrix_views,
     program_calls,
     program_ns,
     program_pieces,
+    text_of,
     walk_of,
 )
 from actors.kernels.cuda.strips import rows_at_once
@@ -99,8 +102,8 @@ def views_of(program, rows, columns):
     return tuple([DeviceView(0, t, contiguous_strides(t.shape, t.dtype.itemsize)) for t in types])
 
 
-def walk(program, rows, columns):
-    return walk_of(GPU, program, rows, columns, matrix_views(views_of(program, rows, columns)))
+def walk(program, rows, columns, gpu=GPU):
+    return walk_of(gpu, program, rows, columns, matrix_views(views_of(program, rows, columns)))
 
 
 def plain():
@@ -134,6 +137,19 @@ def test_few_long_rows_are_cut_and_sums_over_rows_have_a_bounded_scratch():
         program = layer_norm_grad(768)
         size = size_bytes(program_pieces(program, walk(program, rows, columns)))
         assert size <= max(65 << 20, 17 * 2 * 12 * columns)
+
+
+@pytest.mark.parametrize("gpu", known_gpus())
+def test_rows_whose_sums_are_in_scratch_have_all_the_registers_of_a_block(gpu):
+    program, places = layer_norm_grad(768), {}
+    for columns in (3, 768, 5000, 12_000, 20_000, 29_000, 40_000, 100_000):
+        found = walk(program, 5000, columns, gpu_named(gpu))
+        text = text_of(program, found.sums, is_cut=False).text
+        (bound,) = re.findall(r"_UP_TO\((\d+)\) \w+_rows\(", text)
+        places.setdefault(found.sums, set()).add((int(bound), found.num_threads))
+    assert {bound for bound, _ in places[SumPlace.SHARED]} == {768}
+    # No second block of so many threads fits, whatever registers it gets.
+    assert places[SumPlace.SCRATCH] == {(512, 512)}
 
 
 def sums_of_columns(dtype=DType.FLOAT32):

@@ -12,7 +12,7 @@ from compiler.contract.region import TiledLoop, TileStep, TileStepKind, TileValu
 from compiler.contract.types import DType, TensorType
 from compiler.graph.registry import Op, kernel_op
 
-LAUNCHES = 20
+LAUNCHES, ROUNDS = 20, 3
 NUMPY_1 = np.__version__.startswith("1.")
 LIMIT_BYTES = (32 if NUMPY_1 else 16) * 1024  # where a sum casts, numpy 1 makes two buffers, 2 one
 KEPT_BYTES = 4 * 1024  # numpy keeps a few blocks of under 1 KiB for reuse, however many launches
@@ -126,6 +126,8 @@ def cases():
     yield "copy_block", {"size_bytes": x.nbytes}, (x,), f32(SHAPE)
     yield "carry", {}, (x, y), f32(SHAPE)
     yield "last_place", {"rows": 50}, (ids(50, 16, 24),), types(((50,), "int32"))
+    put = (x, ids(64, 16, 24), floats(16, 24, 6, 64))
+    yield "put_rows", {"depth": 1}, put, f32(SHAPE)
     yield "recurrence", {"reverse": False}, (x, y), f32(SHAPE)
     yield "adamw_update", adamw, (x, y, y, y, lr, step), f32(SHAPE, SHAPE, SHAPE)
 
@@ -152,14 +154,21 @@ def test_launches_allocate_no_arrays(case, harness):
     launch, _, _ = harness.bind(op, attrs, inputs, outputs)
     tracemalloc.start()
     try:
-        for _ in range(LAUNCHES):  # the interpreter and numpy fill caches of their own
-            launch()
-        tracemalloc.reset_peak()
-        before, _ = tracemalloc.get_traced_memory()
-        for _ in range(LAUNCHES):
-            launch()
-        after, peak = tracemalloc.get_traced_memory()
+        launched(launch)  # the interpreter and numpy fill caches of their own
+        rounds = [launched(launch) for _ in range(ROUNDS)]
     finally:
         tracemalloc.stop()
-    assert peak - before < LIMIT_BYTES
-    assert after - before < KEPT_BYTES
+    peaks, kept = zip(*rounds, strict=True)
+    # Other threads of the process allocate as well; what a launch allocates is in every round.
+    assert min(peaks) < LIMIT_BYTES
+    assert min(kept) < KEPT_BYTES
+
+
+def launched(launch):
+    """Launch some times; return how many bytes were allocated at most meanwhile, and are after."""
+    tracemalloc.reset_peak()
+    before, _ = tracemalloc.get_traced_memory()
+    for _ in range(LAUNCHES):
+        launch()
+    after, peak = tracemalloc.get_traced_memory()
+    return peak - before, after - before

@@ -16,8 +16,8 @@ from compiler.contract.types import DType, TensorType, contiguous_strides
 OP_TABLE = (
     "argsort attention attention_grad carry cholesky concat cond conv conv_input_grad "
     "conv_weight_grad copy copy_block det eigh embedding embedding_grad embedding_update fft fused "
-    "last_place matmul max max_pool max_pool_grad max_pool_pick mean pad qr recurrence region "
-    "reshape scan slogdet solve sum svd while"
+    "last_place matmul max max_pool max_pool_grad max_pool_pick mean pad put_rows qr recurrence "
+    "region reshape scan slogdet solve sum svd while"
 )
 
 

@@ -89,7 +89,7 @@ def test_slices_of_channels_agree_with_float64(
             continue
         (made,) = call_kernel(kernel, own, inputs, (out,), of=low_operand)
         np.testing.assert_allclose(loaded(made) / most, right / most, limit, limit)
-        with native.as_one_thread():
+        with native.at_most_threads(1):
             (alone,) = call_kernel(kernel, own, inputs, (out,), of=low_operand)
         assert alone.tobytes() == made.tobytes()
 

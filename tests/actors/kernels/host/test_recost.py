@@ -100,15 +100,24 @@ def test_a_small_chain_misses_nothing():
     assert recost(plan, ONLY_MISSES)[1] == (0.0,)
 
 
+@pytest.fixture
+def have_kernels(monkeypatch):
+    """Return what makes some binders, by name, the only ones that there are."""
+
+    def only(binders):
+        name = "actors.kernels.host.calibration.catalogue.kernels_by_name"
+        monkeypatch.setattr(name, lambda: binders)
+
+    return only
+
+
 @pytest.mark.parametrize("kernel", ["elsewhere.copy", "mute.copy"])
-def test_a_kernel_that_does_not_describe_its_work_keeps_the_plans_estimate(kernel, monkeypatch):
+def test_a_kernel_that_does_not_describe_its_work_keeps_the_plans_estimate(kernel, have_kernels):
     class Mute:
         def plan(self, attrs, inputs, outputs):
             return KernelPlan(cost.KernelNeeds(duration_ns=5.0), None)
 
-    monkeypatch.setattr(
-        "actors.kernels.host.calibration.catalogue.kernels_by_name", lambda: {"mute.copy": Mute()}
-    )
+    have_kernels({"mute.copy": Mute()})
     plan = plan_of((launch((0,), 1, kernel),), 2, 1 << 16)
     assert recost(plan, REFERENCE)[1] == (123.0,)
 
@@ -119,7 +128,7 @@ def test_an_actor_takes_what_its_launches_take_and_without_any_what_the_plan_say
     assert durations == (77.0, sum(recost(plan, FREE)[1]))
 
 
-def test_helpers_sleep_where_a_chain_begins_and_after_long_launches_on_one_thread(monkeypatch):
+def test_helpers_sleep_where_a_chain_begins_and_after_long_launches_on_one_thread(have_kernels):
     """Shared launches (S) and short (s) and long (l) ones on one thread: which of them wake."""
     sizes = {"S": (1e6, True), "s": (1000.0, True), "l": (2 * HELPERS_SPIN_NS, False)}
 
@@ -130,10 +139,7 @@ def test_helpers_sleep_where_a_chain_begins_and_after_long_launches_on_one_threa
         def plan(self, attrs, inputs, outputs):
             return KernelPlan(cost.KernelNeeds(work=self.work), None)
 
-    binders = {name: Described(*size) for name, size in sizes.items()}
-    monkeypatch.setattr(
-        "actors.kernels.host.calibration.catalogue.kernels_by_name", lambda: binders
-    )
+    have_kernels({name: Described(*size) for name, size in sizes.items()})
     wake_ns = 30_000.0
     rates = replace(
         reference_of_threads(2), pass_ns=(1.0,) * len(BytePass), miss_ns=(0.0,) * 5,

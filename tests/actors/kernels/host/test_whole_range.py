@@ -41,6 +41,8 @@ ELSEWHERE = {
         ("cond", "scan", "while", "batch_norm", "batch_norm_grad"), "made of the others"
     ),
     **dict.fromkeys(("carry", "carry_sum", "assign", "hold", "handed_on", "last_place"), "moves"),
+    **dict.fromkeys(("put_rows", "assign_rows"), "moves"),
+    "weighted_mean": "a division by numbers from 0 up",
     **dict.fromkeys(
         (
             "bitwise_and",

@@ -15,6 +15,7 @@ from actors.kernels.library.gemm_launch import Epilogue, workspace_bytes
 from actors.kernels.library.launch import NativeError
 from actors.kernels.native.matmul import LIBRARIES
 from compiler.contract.errors import InternalError
+from compiler.contract.types import from_bits, to_bits
 
 BY_NAME = {library.name: library for library in LIBRARIES}
 
@@ -69,7 +70,7 @@ def test_a_workspace_that_is_too_small_is_our_own_fault(native, which):
 ROWS = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32)
 
 
-@pytest.mark.parametrize("which", [x.name for x in LIBRARIES if x.cut.has_whole_rows])
+@pytest.mark.parametrize("which", BY_NAME)
 def test_an_epilogue_sees_every_row_once_when_it_is_done(native, which, monkeypatch):
     library = BY_NAME[which]
     monkeypatch.setattr(gemm, "CHUNK_FLOPS", 50_000)
@@ -83,16 +84,19 @@ def test_an_epilogue_sees_every_row_once_when_it_is_done(native, which, monkeypa
 
     callback = ROWS(epilogue)
     address = ctypes.cast(callback, ctypes.c_void_p).value
-    run(library, a, b, out, Epilogue(address, 4711, (callback,)))
+    blocks = ((0, 48), (48, 400), (400, 512))
+    own = () if library.cut.has_whole_rows else blocks
+    run(library, a, b, out, Epilogue(address, 4711, (callback,), own))
     half = seen[: len(seen) // 2]
     rows = sorted(row for _, begin, end, _, _ in half for row in range(begin, end))
     assert rows == list(range(len(a)))
     assert all(ok for *_, ok in half)
     assert {arguments for arguments, *_ in seen} == {4711}
     assert {worker for *_, worker, _ in seen} <= {0, 1}
+    assert not own or sorted((begin, end) for _, begin, end, _, _ in half) == list(own)
 
 
-def test_an_epilogue_is_refused_for_tiles_and_for_batches(native):
+def test_an_epilogue_is_refused_for_tiles_without_blocks_and_for_batches(native):
     a, b = np.ones((2, 8, 8), np.float32), np.ones((2, 8, 8), np.float32)
     found = form(a, b, np.empty_like(a))
     one = replace(found, batch=())
@@ -117,3 +121,31 @@ def test_a_status_of_the_library_is_the_error_of_the_launch(native, monkeypatch)
     a = np.ones((8, 8), np.float32)
     with raises(NativeError):
         run(BY_NAME["onednn"], a, a, np.empty_like(a))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize(("columns", "depth"), [(1024, 784), (129, 1024), (300, 1001), (2, 40_000)])
+def test_few_rows_meet_columns_of_any_length(native, dtype, rows, columns, depth):
+    rng = np.random.default_rng(rows)
+    a, b = (rng.normal(size=(n, depth)).astype(np.float32) for n in (rows, columns))
+    given = (a, b) if dtype == "float32" else (to_bits(a), to_bits(b))
+    if dtype == "bfloat16":
+        a, b = map(from_bits, given)
+    out = np.full((rows, columns), np.nan, np.float32)
+    run(BY_NAME["c.columns"], given[0], given[1].T, out)
+    exact, size = a.astype(np.float64) @ b.T.astype(np.float64), np.abs(a) @ np.abs(b.T)
+    assert (np.abs(out - exact) <= 1e-5 * size).all()
+    # Neither a row beside it nor the chunk that a column is in changes a bit of an element.
+    one = np.full((1, columns), np.nan, np.float32)
+    run(BY_NAME["c.columns"], given[0][-1:], given[1].T, one)
+    np.testing.assert_array_equal(one[0], out[-1])
+
+
+def test_few_rows_of_bfloat16_may_come_out_rounded(native):
+    rng = np.random.default_rng(0)
+    a, b = (to_bits(rng.normal(size=(n, 300)).astype(np.float32)) for n in (3, 200))
+    whole, low = np.empty((3, 200), np.float32), np.empty((3, 200), np.uint16)
+    run(BY_NAME["c.columns"], a, b.T, whole)
+    run(BY_NAME["c.columns"], a, b.T, low)
+    np.testing.assert_array_equal(low, to_bits(whole))

@@ -60,8 +60,14 @@ def test_what_the_user_set_after_it_was_given_back_stands():
     assert openblas.num_threads() == 2
 
 
-def test_without_openblas_nothing_is_told(monkeypatch):
+@pytest.fixture
+def without_openblas(monkeypatch):
+    """A numpy whose library of products is another one."""
     monkeypatch.setattr(openblas, "numpy_openblas", lambda: None)
+
+
+@pytest.mark.usefixtures("without_openblas")
+def test_without_openblas_nothing_is_told():
     assert not openblas.use_threads(2)
     assert not openblas.use_threads(None)
     assert openblas.num_threads() is None
@@ -102,11 +108,11 @@ def test_a_child_that_fails_tells_nothing(monkeypatch, executable):
     assert blas_without_variables({}) is None
 
 
+@pytest.mark.usefixtures("without_openblas")
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_library_that_is_no_openblas_is_told_by_name(monkeypatch, tmp_path, is_there):
     library = tmp_path / "libmkl_rt.so"
     library.write_bytes(b"not a library")
-    monkeypatch.setattr(openblas, "numpy_openblas", lambda: None)
     monkeypatch.setattr(openblas, "_candidates", lambda: [library] if is_there else [])
     said = BlasInfo("libmkl_rt.so", None, None) if is_there else None
     assert openblas.loaded_blas() == said

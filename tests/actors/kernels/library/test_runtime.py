@@ -6,6 +6,7 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from error_texts import raises
 from actors.kernels.common.host_memory import address
 from actors.kernels.library import runtime
 from actors.kernels.library.launch import NativeChain, NativeError, native_launch, single
-from actors.kernels.library.runtime import CFunction, CompilerError, unique_name
+from actors.kernels.library.runtime import CFunction, unique_name
+from actors.kernels.library.toolchain import CompilerError
 
 MARK = """
 static void NAME_body(void *arguments, int64_t chunk, int32_t worker) {
@@ -181,7 +183,10 @@ def test_words_arrive_as_integers_doubles_and_singles(native):
     assert out[0] == 0.1 + 2.5 - 3
 
 
-def test_prepare_starts_the_compiler_once_for_all(native, native_toolchain, monkeypatch):
+@pytest.mark.parametrize(("padding", "num_libraries"), [(0, 1), (15_000, 2)])
+def test_short_functions_share_a_library_and_long_ones_have_as_many_as_threads(
+    native, native_toolchain, monkeypatch, padding, num_libraries
+):
     built = []
     real = type(native_toolchain).library
     monkeypatch.setattr(
@@ -189,11 +194,12 @@ def test_prepare_starts_the_compiler_once_for_all(native, native_toolchain, monk
         "library",
         lambda self, text: built.append(text) or real(self, text),
     )
-    wanted = [function(STATUS + f"/* {i} of one library */") for i in range(5)]
+    run = uuid4()  # none of them may be kept from an earlier run
+    wanted = [function(f"{STATUS}/* {i} of {run}{' ' * padding} */") for i in range(5)]
     native.prepare(wanted)
     native.prepare(wanted)
     addresses = {native.address_of(f) for f in wanted}
-    assert len(built) == 1
+    assert len(built) == num_libraries
     assert len(addresses) == 5
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from error_texts import raises
 
-from actors.kernels.library.runtime import CompilerError, find_toolchain
+from actors.kernels.library.toolchain import CompilerError, find_toolchain
 
 ANSWER = '__attribute__((visibility("default"))) int answer(void) { return 42; }\n'
 
@@ -246,3 +246,36 @@ def test_a_text_that_is_refused_ahead_is_refused_when_it_is_asked_for(chain):
     assert chain.library(ANSWER).answer() == 42
     with pytest.raises(CompilerError, match="unknown_word"):
         chain.library(bad)
+
+
+BOTH = ANSWER + ANSWER.replace("42", "43").replace("answer", "other")
+
+
+def test_a_library_is_found_by_each_text_that_it_is_noted_to_have(chain):
+    parts = [ANSWER, ANSWER.replace("42", "43").replace("answer", "other")]
+    chain.library(BOTH)
+    assert [chain.home_of(text) for text in parts] == [None, None]
+    chain.note_home(BOTH, parts)
+    (home,) = {chain.home_of(text) for text in parts}
+    library = chain.kept_library(home)
+    assert (library.answer(), library.other()) == (42, 43)
+    # One that has the text alone comes first, and one of another processor is none.
+    chain.library(ANSWER)
+    assert chain.home_of(ANSWER) not in (None, home)
+    assert replace(chain, processor="another").home_of(parts[1]) is None
+    assert replace(chain, folder=None).home_of(ANSWER) is None
+
+
+def test_a_note_that_is_damaged_or_leads_nowhere_finds_no_library(chain):
+    told = []
+    chain = replace(chain, report=told.append)
+    chain.library(BOTH)
+    chain.note_home(BOTH, [ANSWER])
+    home = chain.home_of(ANSWER)
+    (chain.folder / home).unlink()
+    assert chain.kept_library(home) is None
+    (note,) = chain.folder.glob("*.home")
+    put(note, flipped(note.read_bytes()))
+    assert told == []
+    assert chain.home_of(ANSWER) is None
+    assert len(told) == 1

@@ -1,5 +1,6 @@
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -154,6 +155,48 @@ def test_a_measurement_names_one_of_the_libraries_asked(folder, monkeypatch):
     monkeypatch.setattr(tuning, "BUDGET_NS", 1)
     found = tuning.library_for(gemm(40, 40, 40), LIBRARIES)
     assert found in [library.name for library in LIBRARIES]
+
+
+def test_a_product_is_not_charged_with_waking_the_threads_of_the_pool(folder, monkeypatch):
+    """Of two products the faster one is on two threads, of which one sleeps between two looks."""
+    now_ns, is_awake = 0, False
+
+    def looked():
+        nonlocal is_awake
+        is_awake = False
+        return 0
+
+    def launch_of(library, *_):
+        def launch():
+            nonlocal now_ns, is_awake
+            is_alone = library.name.startswith("openblas")
+            now_ns += 36_000 if is_alone else 28_000 + 50_000 * (not is_awake)
+            is_awake = True
+
+        return launch
+
+    clock = SimpleNamespace(perf_counter_ns=lambda: now_ns, process_time_ns=lambda: 2 * now_ns)
+    fakes = {"time": clock, "_waited_ns": looked, "gemm_launch": launch_of}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(tuning, name, fake)
+    found = tuning.library_for(gemm(4, 512, 512), LIBRARIES)
+    assert found is not None
+    assert not found.startswith("openblas")
+
+
+@pytest.mark.parametrize(
+    ("duration", "busy", "waited", "found"),
+    [
+        (2000, 4000, 0, 2000),  # nobody waited
+        (2000, 2100, 0, 2000),  # half of the time was not added yet
+        (2300, 2300, 800, 1500),  # nor here, where a thread waited
+        (4000, 4000, 4000, 2000),  # one thread waited all the time: the other did its part
+        (3000, 4000, 1000, 2000),
+        (2000, 9000, 1000, 2000),  # threads that spin
+    ],
+)
+def test_a_disturbed_launch_takes_what_it_would_without_waits(duration, busy, waited, found):
+    assert tuning.undisturbed_ns(duration, busy, waited, 2) == found
 
 
 def test_two_cuts_into_the_same_chunks_are_asked_once(folder):

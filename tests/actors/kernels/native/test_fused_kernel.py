@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import msgpack
 import numpy as np
@@ -10,16 +13,20 @@ import pytest
 from error_texts import raises
 from fused_programs import (
     cross_entropy,
+    dropout,
     gelu_grad_and_bias,
     known,
     layer_norm,
     layer_norm_grad,
+    repeated,
     softmax,
 )
 from kernel_calls import bind_to, garbage, operand
 
 from actors.kernels.common.kernel import KernelPlan
 from actors.kernels.library import runtime
+from actors.kernels.library.launch import NativeLaunch
+from actors.kernels.native import emit as emitting
 from actors.kernels.native.emit import emit, is_taken
 from actors.kernels.native.fused import FUSED_KERNELS, functions_of_program
 from actors.kernels.native.loops import num_rows_at_once
@@ -65,22 +72,46 @@ def test_one_thread_gives_the_bits_of_two(native, groups, shape):
     for program in known(*shape).values():
         arrays = groups.operands(program, *shape)
         two, needs = groups.run(KERNEL, program, *shape, arrays, launches=1)
-        with runtime.as_one_thread():
+        with runtime.at_most_threads(1):
             one, fewer = groups.run(KERNEL, program, *shape, arrays, launches=1)
         assert fewer.workspace_bytes <= needs.workspace_bytes
         for a, b in zip(one, two, strict=True):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("level", ["-O0", "-O3"])
+def test_bits_are_those_of_any_level(native, native_toolchain, groups, tmp_path, level):
+    programs, file = known(900, 300).values(), tmp_path / "all.c"
+    includes = [f'#include "{name}.h"' for name in ("runtime", "sums", "af_math")]
+    file.write_text("\n".join([*includes, *[emit(program).text for program in programs]]))
+    chain = replace(native_toolchain, flags=(*native_toolchain.flags, level))
+    library = chain.library(runtime.text_of(file))
+    core = native_toolchain.library(runtime.text_of(Path(emitting.__file__).with_name("runtime.c")))
+    core.af_parallel_address.restype = ctypes.c_void_p
+    library.af_bind_runtime(ctypes.c_void_p(core.af_parallel_address()))
+
+    def plan(attrs, *operands):
+        plan, (own,) = KERNEL.plan(attrs, *operands), functions_of_program(attrs)
+        address = ctypes.cast(getattr(library, own.name), ctypes.c_void_p).value
+        bind = lambda *x: NativeLaunch(address, (own := plan.bind(*x)).arguments, (own,))  # noqa: E731
+        return KernelPlan(plan.needs, bind)
+
+    for program in programs:
+        arrays = groups.operands(program, 900, 300)
+        kernels = (KERNEL, SimpleNamespace(plan=plan))
+        usual, other = [groups.run(kernel, program, 900, 300, arrays)[0] for kernel in kernels]
+        assert [x.tobytes() for x in usual] == [x.tobytes() for x in other]
+
+
 def test_a_launch_takes_the_threads_its_workspace_has_room_for(native, groups, monkeypatch):
     program, shape = softmax(), (900, 300)
     arrays = groups.operands(program, *shape)
-    with runtime.as_one_thread():
+    with runtime.at_most_threads(1):
         one, _ = groups.run(KERNEL, program, *shape, arrays)
 
     class BoundElsewhere:
         def plan(self, *call):
-            with runtime.as_one_thread():
+            with runtime.at_most_threads(1):
                 plan = KERNEL.plan(*call)
 
             def bind(*places):
@@ -310,12 +341,48 @@ def test_anything_but_a_program_in_the_place_of_one_is_refused():
         functions_of_program({"program": 5, "rows": 2, "columns": 3})
 
 
-def test_one_text_serves_every_shape(groups):
-    program = softmax()
-    assert emit(program).name == emit(program).name
-    assert "softmax" not in emit(program).text
+def sized(rows, columns, key):
+    """Return programs whose numbers follow from their extents."""
+    return (
+        layer_norm(columns),
+        layer_norm(columns, F64),
+        layer_norm_grad(columns),
+        cross_entropy(columns),
+        dropout(key=key),
+        repeated(2, rows + 1),
+    )
+
+
+def test_one_text_serves_every_shape(native, groups):
+    rng, names = np.random.default_rng(0), set()
+    for key in range(8):
+        rows, columns = [int(n) for n in rng.integers(2, 300, 2)]
+        programs = sized(rows, columns, key)
+        names.add(tuple([emit(program).name for program in programs]))
+        for program in programs:
+            groups.check(KERNEL, program, rows, columns, tolerance=1e-4)
+    assert len(names) == 1
+
+
+def test_numbers_as_words_give_the_bits_of_numbers_in_the_text(native, groups):
+    rows, columns = 40, 300
+    for program in sized(rows, columns, 2**63 + 9):
+        arrays = groups.operands(program, rows, columns)
+        expected, needs = groups.run(KERNEL, program, rows, columns, arrays)
+        attrs = {"program": program, "rows": rows, "columns": columns}
+        outputs = tuple([np.zeros_like(x) for x in expected])
+        space = garbage(needs.workspace_bytes)[0]
+        launch = bind_to(KERNEL, attrs, tuple(arrays), outputs, space)
+        in_text = emit(program, numbers=())
+        assert in_text.name != emit(program).name
+        NativeLaunch(native.address_of(in_text), launch.arguments, (launch,))()
+        for a, b in zip(outputs, expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_another_op_is_another_text():
     other = FusedProgram((ProgramInput(F32, FULL),), (Instruction("exp", (0,), F32, FULL),), (1,))
-    assert emit(other).name != emit(program).name
+    assert emit(other).name != emit(softmax()).name
     assert "exp" in emit(other).about
 
 

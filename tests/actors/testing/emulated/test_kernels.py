@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from error_texts import raises
 
-from actors.kernels.library.runtime import CompilerError
+from actors.kernels.library.toolchain import CompilerError
 from actors.testing.emulated import kernels
 from actors.testing.emulated.kernels import EmulationError
 

@@ -46,3 +46,9 @@ def test_scopes_and_lines_count_where_they_are_asked_for(graph, changes):
     moved = with_node(graph, 2, **changes)
     assert hash_graph(moved) == hash_graph(graph)
     assert hash_graph(moved, with_sources=True) != hash_graph(graph, with_sources=True)
+
+
+def test_the_line_of_an_output_counts_where_lines_are_asked_for(graph):
+    moved = replace(graph, outputs=(replace(graph.outputs[0], source=SourceLocation("job.py", 7)),))
+    assert hash_graph(moved) == hash_graph(graph)
+    assert hash_graph(moved, with_sources=True) != hash_graph(graph, with_sources=True)

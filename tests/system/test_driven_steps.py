@@ -1,0 +1,111 @@
+"""`job.step` of a plan that one thread runs: on the caller's, which keeps what it had."""
+
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+
+pytestmark = [
+    pytest.mark.host("a device has streams of its own"),
+    pytest.mark.one_device("several have streams"),
+]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def __call__(self, x):
+        return self.down(af.relu(self.up(x)))
+
+
+def loss(model, batch):
+    return af.cross_entropy(model(batch.x), batch.y)
+
+
+def batches(count=6):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((count, 12, 8)).astype(np.float32)
+    return [{"x": one, "y": rng.integers(0, 4, 12)} for one in x]
+
+
+@pytest.fixture
+def train():
+    return af.job(loss, optimizer=af.optim.AdamW(1e-2))
+
+
+def test_a_step_starts_no_thread_and_computes_what_a_stream_computes(train):
+    before, model, other = threading.enumerate(), Net(), Net()
+    other.load(model.init(0).state())
+    losses = [train.step(model, batch)["loss"] for batch in batches()]
+    assert threading.enumerate() == before
+    table = {name: np.concatenate([b[name] for b in batches()]) for name in ("x", "y")}
+    data = af.data.ArraySource(table, batch=12, shuffle=False)
+    assert losses == [outputs["loss"] for outputs in train.stream(other, data, steps=6)]
+    for name, array in other.state().items():
+        np.testing.assert_array_equal(model.state()[name], array)
+
+
+def test_the_callers_thread_has_its_own_settings_of_numpy_again(train):
+    model, large = Net(), {"x": np.full((12, 8), 1e38, np.float32), "y": np.zeros(12, int)}
+    predict = af.job(lambda model, batch: af.exp(model(batch.x) * batch.x.sum()), train=False)
+    with np.errstate(all="raise"):
+        np.setbufsize(4096)
+        predict.step(model, large)  # overflows, which a kernel may
+        assert {*np.geterr().values()} == {"raise"}
+        assert np.getbufsize() == 4096
+        with pytest.raises(FloatingPointError):
+            np.float32(1e38) * np.float32(1e38)
+    train.step(model, batches()[0])
+    assert "raise" not in np.geterr().values()
+
+
+def test_an_interrupt_comes_when_the_step_is_whole(train):
+    model, other, heard = Net(), Net(), []
+    other.load(model.init(0).state())
+
+    def interrupting(model, batch):
+        h = model.up(batch.x)
+        af.debug.check(h, lambda h: signal.raise_signal(signal.SIGINT) or True)
+        return af.cross_entropy(model.down(af.relu(h)), batch.y)
+
+    torn = af.job(interrupting, optimizer=af.optim.AdamW(1e-2))
+    before = signal.getsignal(signal.SIGINT)
+    first, second, *_ = batches()
+    with pytest.raises(KeyboardInterrupt):
+        torn.step(model, first)
+    assert signal.getsignal(signal.SIGINT) is before
+    train.step(other, first)
+    for name, array in other.state().items():
+        np.testing.assert_array_equal(model.state()[name], array)
+    # A handler that raises nothing is called once for each step.
+    signal.signal(signal.SIGINT, lambda signum, frame: heard.append(signum))
+    try:
+        assert torn.step(model, second) == train.step(other, second)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
+
+
+def test_threads_step_one_model_in_turn_and_read_it_meanwhile(train):
+    model, seen = Net(), []
+    train.step(model, batches()[0])
+
+    def step():
+        for batch in batches(20):
+            seen.append(train.step(model, batch)["loss"])
+
+    threads = [threading.Thread(target=step) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while any([thread.is_alive() for thread in threads]):
+        assert all([np.isfinite(array).all() for array in model.state().values()])
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 60
+    train.close(model)
+    assert not [t for t in threading.enumerate() if t.name.startswith("actorflow")]
