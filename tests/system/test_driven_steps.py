@@ -38,11 +38,11 @@ def train():
     return af.job(loss, optimizer=af.optim.AdamW(1e-2))
 
 
-def test_a_step_starts_no_thread_and_computes_what_a_stream_computes(train):
-    before, model, other = threading.enumerate(), Net(), Net()
+def test_a_step_starts_no_thread_and_computes_what_a_stream_computes(train, new_threads):
+    model, other = Net(), Net()
     other.load(model.init(0).state())
     losses = [train.step(model, batch)["loss"] for batch in batches()]
-    assert threading.enumerate() == before
+    assert not new_threads()
     table = {name: np.concatenate([b[name] for b in batches()]) for name in ("x", "y")}
     data = af.data.ArraySource(table, batch=12, shuffle=False)
     assert losses == [outputs["loss"] for outputs in train.stream(other, data, steps=6)]
@@ -91,7 +91,7 @@ def test_an_interrupt_comes_when_the_step_is_whole(train):
     assert heard == [signal.SIGINT]
 
 
-def test_threads_step_one_model_in_turn_and_read_it_meanwhile(train):
+def test_threads_step_one_model_in_turn_and_read_it_meanwhile(train, new_threads):
     model, seen = Net(), []
     train.step(model, batches()[0])
 
@@ -108,4 +108,4 @@ def test_threads_step_one_model_in_turn_and_read_it_meanwhile(train):
         thread.join()
     assert len(seen) == 60
     train.close(model)
-    assert not [t for t in threading.enumerate() if t.name.startswith("actorflow")]
+    assert not new_threads()

@@ -28,8 +28,8 @@ def driven(pipeline):
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3])
-def test_steps_run_where_they_are_admitted_and_are_over_then(driven, num_slots):
-    here, threads = [], threading.enumerate()
+def test_steps_run_where_they_are_admitted_and_are_over_then(driven, num_slots, new_threads):
+    here = []
 
     def note(*arguments):
         here.append(threading.current_thread())
@@ -43,7 +43,7 @@ def test_steps_run_where_they_are_admitted_and_are_over_then(driven, num_slots):
         assert not loop.wait(0)
         loop.end()
         assert loop.wait(PATIENCE)
-    assert threading.enumerate() == threads
+    assert not new_threads()
     assert firings(loop) == (9, 9, 9)
 
 
