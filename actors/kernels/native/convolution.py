@@ -40,7 +40,7 @@ from actors.kernels.common.kernel import (
 )
 from actors.kernels.library import launch, onednn, runtime
 from actors.kernels.library.convolution_onednn import ARGUMENTS, PlainTensor, reorder_primitive
-from actors.kernels.library.gemm_launch import PackedPlace, ProductScratch
+from actors.kernels.library.gemm_launch import PackedPlace, ProductScratch, aligned
 from actors.kernels.library.gemm_onednn import CallTable
 from actors.kernels.library.launch import PackedOperand, Word, argument_block, native_launch
 from actors.kernels.library.onednn import DESTINATION, SOURCE, Primitive
@@ -284,10 +284,11 @@ apart they are (0.7 ns, most of it to gather them one by one)."""
 def _plan_pooling(op: str, attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan | None:
     """Plan one of `POOLING_OPS`, on tensors that lie anyhow.
 
-    It takes float32 and float64 of up to three axes of space.
+    It takes float32, float64 and bfloat16 of up to three axes of space. Where windows overlap, the
+    gradient of bfloat16 is added up in float32, in scratch of each worker, and rounded once.
     """
     operands, ways = (*inputs, *outputs), windows_of(attrs)
-    is_known = inputs[0].type.dtype in (DType.FLOAT32, DType.FLOAT64)
+    is_known = inputs[0].type.dtype in _POOLED
     if not (runtime.is_enabled() and is_known and len(ways.kernel) <= _MOST_AXES):
         return None
     if not all([_is_within_reach(x) for x in operands]):
@@ -301,7 +302,11 @@ def _plan_pooling(op: str, attrs: Attrs, inputs: Operands, outputs: Operands) ->
     work = native_work(
         (BytePass.MOVE, float(moved_bytes)), (BytePass.ADD, math.prod(ways.kernel) * y.size * tap)
     )
-    needs = cost.needs(inputs, outputs, work)
+    is_tiled = _are_tiles(ways, x.shape[2:], y.shape[2:])
+    has_sums = op == "max_pool_grad" and not is_tiled and x.itemsize < _SUM_BYTES and x.size > 0
+    sum_bytes = aligned(_block(x, y.shape[-1])[1] * math.prod(x.shape[2:]) * _SUM_BYTES)
+    sum_bytes *= has_sums
+    needs = cost.needs(inputs, outputs, work, sum_bytes * runtime.num_threads())
 
     def bind(inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         if op == "max_pool":
@@ -310,27 +315,35 @@ def _plan_pooling(op: str, attrs: Attrs, inputs: Operands, outputs: Operands) ->
             (x, taps), (y,) = inputs, outputs
         else:
             (y, taps), (x,) = inputs, outputs
-        kind = _OPS[op]
-        if op == "max_pool_grad" and _are_tiles(ways, x.shape[2:], y.shape[2:]):
-            # Each element of the gradient is written once: no fill with zeros and no addition.
-            kind = _SPREAD
+        # Of tiles each element of the gradient is written once: no fill with zeros, no addition.
+        kind = _SPREAD if op == "max_pool_grad" and is_tiled else _OPS[op]
         is_last, group, at_once = _block(x, y.shape[-1])
+        workers, sums, steps = runtime.num_threads(), 0, _steps(x)
+        if has_sums:
+            # Fewer workers rather than an error: the plan may have been made for fewer threads.
+            room = 0 if workspace is None else workspace.size // sum_bytes
+            workers, sums = min(workers, room), address(workspace)
+            steps = _steps_of_sums(group, x.shape[2:], is_last=is_last)
         units = len(x) * -(-x.shape[1] // group)
         work = _PASSES * (math.prod(ways.kernel) * y.nbytes + x.nbytes)
         words: list[Word] = [
             *(address(x), address(y), address(taps), units),
-            *(launch.units_per_chunk(max(units, 1), work), runtime.num_threads()),
-            *(kind, int(x.itemsize == 8) + 2 * int(taps.itemsize == 4)),
+            *(launch.units_per_chunk(max(units, 1), work), workers),
+            *(kind, _POOLED_BYTES.index(x.itemsize) + 3 * int(taps.itemsize == 4)),
             *(x.shape[1], group, at_once, int(is_last)),
-            *(step for a in (x, y, taps) for step in _steps(a)),
+            *(*steps, *_steps(y), *_steps(taps)),
             *(*_three(x.shape[2:], 1), *_three(y.shape[2:], 1), *_three(ways.kernel, 1)),
             *(*_three(ways.strides, 1), *_three(ways.dilation, 1), *_three(ways.low, 0)),
+            *(sums, sum_bytes, *_steps(x)),
         ]
         entry = runtime.address_in("pooling.c", "af_pool")
-        return native_launch(entry, words, (inputs, outputs))
+        return native_launch(entry, words, (inputs, outputs, workspace))
 
     return KernelPlan(needs, bind)
 
+
+_POOLED = (DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16)
+_POOLED_BYTES, _SUM_BYTES = (4, 8, 2), 4
 
 _OPS = {"max_pool": 0, "max_pool_grad": 1, "max_pool_pick": 2}
 _SPREAD = 3
@@ -376,6 +389,14 @@ def _are_adjacent(x: Array, windows: int, stride: int) -> bool:
 def _steps(array: Array) -> tuple[int, ...]:
     image, channel, *spatial = [step // array.itemsize for step in array.strides]
     return (image, channel, *_three(tuple(spatial), 0))
+
+
+def _steps_of_sums(channels: int, extents: tuple[int, ...], *, is_last: bool) -> tuple[int, ...]:
+    """Return how far apart the sums of a group of channels lie: as x has them, side by side."""
+    planes, rows, columns = _three(extents, 1)
+    if is_last:
+        return 0, 1, rows * columns * channels, columns * channels, channels
+    return 0, planes * rows * columns, rows * columns, columns, 1
 
 
 def _three(numbers: tuple[int, ...], other: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@
  */
 #include <math.h>
 
+#include "af_math.h"
 #include "runtime.h"
 
 #define MOST_LANES 128
@@ -19,10 +20,14 @@ enum { LARGEST, ADD, PICK, SPREAD }; /* SPREAD: the gradient where windows are t
 typedef struct {
     char *x, *y, *taps;
     int64_t units, units_per_chunk, max_workers;
-    int64_t op, form; /* form: 1 for double, and 2 for wide taps */
+    int64_t op, form; /* form: 1 for double and 2 for bfloat16, and 3 more for wide taps */
     int64_t channels, group, at_once, is_last; /* of a block: channels, windows, and their order */
     int64_t x_steps[5], y_steps[5], tap_steps[5];
     int64_t extents[3], counts[3], kernel[3], strides[3], dilation[3], low[3];
+    /* Where x is narrower than what is added up: sums of a unit for each worker, in which x_steps
+     * are; steps of x itself. */
+    char *sums;
+    int64_t sum_bytes, into_steps[5];
 } Pool;
 
 /* Of each lane: how far it lies from the first, in elements. */
@@ -67,25 +72,31 @@ static Reach inside_of(const Pool *p, int64_t begin, int64_t windows) {
     return r;
 }
 
+/* What an element is read and written by. All but sums are elements of x, which round to themselves. */
+#define AS_IT_IS(v) (v)
+#define CUT_OFF(v) ((uint16_t)(af_bits_of(v) >> 16))
+
 #define FOR_LANES for (int64_t i = first; i < stop; i++)
-#define POOL(NAME, REAL, TAP, LANE)                                                               \
+#define POOL(NAME, ITEM, REAL, TAP, LANE, READ, WRITE, ROUND)                                     \
     static inline __attribute__((always_inline)) void NAME##_lanes(                               \
-        int64_t op, REAL *restrict x, const int32_t *restrict at, int64_t first, int64_t stop,    \
+        int64_t op, void *restrict from, const int32_t *restrict at, int64_t first, int64_t stop, \
         LANE own, LANE none, REAL *restrict value, LANE *restrict tap) {                          \
+        ITEM *restrict x = from;                                                                  \
+        REAL *restrict sum = from;                                                                \
         if (op == LARGEST)                                                                        \
             FOR_LANES {                                                                           \
-                const REAL v = x[at ? at[i] : i];                                                 \
+                const REAL v = READ(x[at ? at[i] : i]);                                           \
                 const int is_better = (v > value[i]) | (v != v) | (tap[i] == none);               \
                 value[i] = is_better ? v : value[i], tap[i] = is_better ? own : tap[i];           \
             }                                                                                     \
         else if (op == PICK)                                                                      \
-            FOR_LANES value[i] = tap[i] == own ? x[at ? at[i] : i] : value[i];                    \
+            FOR_LANES value[i] = tap[i] == own ? READ(x[at ? at[i] : i]) : value[i];              \
         else if (op == SPREAD) {                                                                  \
-            _Pragma("GCC ivdep") FOR_LANES x[at ? at[i] : i] = tap[i] == own ? value[i] : 0;      \
+            _Pragma("GCC ivdep") FOR_LANES x[at ? at[i] : i] = tap[i] == own ? WRITE(value[i]) : 0;\
         } else                                                                                    \
-            _Pragma("GCC ivdep") FOR_LANES x[at ? at[i] : i] += tap[i] == own ? value[i] : 0;     \
+            _Pragma("GCC ivdep") FOR_LANES sum[at ? at[i] : i] += tap[i] == own ? value[i] : 0;   \
     }                                                                                             \
-    static void NAME##_tap(const Pool *p, REAL *x, const Lanes *at, int64_t first, int64_t stop,  \
+    static void NAME##_tap(const Pool *p, void *x, const Lanes *at, int64_t first, int64_t stop,  \
                            LANE own, LANE none, REAL *value, LANE *tap) {                         \
         const int32_t *far = at->x;                                                               \
         if (at->is_dense)                                                                         \
@@ -105,21 +116,22 @@ static Reach inside_of(const Pool *p, int64_t begin, int64_t windows) {
             default: NAME##_lanes(SPREAD, x, far, first, stop, own, none, value, tap);            \
             }                                                                                     \
     }                                                                                             \
-    static void NAME##_block(const Pool *p, REAL *x, REAL *y, TAP *taps, const Lanes *at,         \
+    static void NAME##_block(const Pool *p, char *x, ITEM *y, TAP *taps, const Lanes *at,         \
                              const Reach *r, int64_t window, int64_t channels) {                  \
         const int64_t *k = p->kernel, *d = p->dilation, *step = p->x_steps;                       \
         const int64_t windows = af_min(p->counts[2] - window, p->at_once);                        \
         const int64_t lanes = windows * channels, none = k[0] * k[1] * k[2];                      \
         const int64_t begin = window * p->strides[2] - p->low[2];                                 \
+        const int64_t item = p->op == ADD ? sizeof(REAL) : sizeof(ITEM);                          \
         REAL value[MOST_LANES];                                                                   \
         LANE tap[MOST_LANES];                                                                     \
         if (p->op == LARGEST)                                                                     \
             for (int64_t i = 0; i < lanes; i++) value[i] = -INFINITY, tap[i] = (LANE)none;        \
         else if (at->are_dense)                                                                   \
-            for (int64_t i = 0; i < lanes; i++) value[i] = y[i], tap[i] = (LANE)taps[i];          \
+            for (int64_t i = 0; i < lanes; i++) value[i] = READ(y[i]), tap[i] = (LANE)taps[i];    \
         else                                                                                      \
             for (int64_t i = 0; i < lanes; i++)                                                   \
-                value[i] = y[at->y[i]], tap[i] = (LANE)taps[at->taps[i]];                         \
+                value[i] = READ(y[at->y[i]]), tap[i] = (LANE)taps[at->taps[i]];                   \
         if (p->op == PICK) memset(value, 0, sizeof value);                                        \
         for (int64_t a = r[0].first; a < r[0].stop; a++)                                          \
             for (int64_t b = r[1].first; b < r[1].stop; b++)                                      \
@@ -127,8 +139,9 @@ static Reach inside_of(const Pool *p, int64_t begin, int64_t windows) {
                     const LANE own = (LANE)((a * k[1] + b) * k[2] + c);                           \
                     const Reach in = inside_of(p, begin + c * d[2], windows);                     \
                     if (in.first >= in.stop) continue;                                            \
-                    REAL *from = x + (r[0].begin + a * d[0]) * step[2] +                          \
-                                 (r[1].begin + b * d[1]) * step[3] + in.begin * step[4];          \
+                    char *from = x + item * (r[0].begin + a * d[0]) * step[2] +                   \
+                                 item * (r[1].begin + b * d[1]) * step[3] +                       \
+                                 item * in.begin * step[4];                                       \
                     const int64_t width = p->is_last ? channels : 1;                              \
                     const int is_whole = p->is_last || in.stop - in.first == windows;             \
                     int64_t first = in.first * width, stop = in.stop * width;                     \
@@ -140,9 +153,9 @@ static Reach inside_of(const Pool *p, int64_t begin, int64_t windows) {
                 }                                                                                 \
         const int is_read = p->op == LARGEST || p->op == PICK, is_told = p->op == LARGEST;        \
         if (is_read && at->are_dense)                                                             \
-            for (int64_t i = 0; i < lanes; i++) y[i] = value[i];                                  \
+            for (int64_t i = 0; i < lanes; i++) y[i] = WRITE(value[i]);                           \
         else if (is_read)                                                                         \
-            for (int64_t i = 0; i < lanes; i++) y[at->y[i]] = value[i];                           \
+            for (int64_t i = 0; i < lanes; i++) y[at->y[i]] = WRITE(value[i]);                    \
         if (is_told && at->are_dense)                                                             \
             for (int64_t i = 0; i < lanes; i++) taps[i] = (TAP)tap[i];                            \
         else if (is_told)                                                                         \
@@ -155,11 +168,23 @@ static Reach inside_of(const Pool *p, int64_t begin, int64_t windows) {
                 REAL *row = x + a * step[2] + b * step[3];                                        \
                 if (p->is_last)                                                                   \
                     for (int64_t c = 0; c < n[2]; c++)                                            \
-                        for (int64_t i = 0; i < channels; i++) row[c * step[4] + i * step[1]] = 0; \
+                        for (int64_t i = 0; i < channels; i++) row[c * step[4] + i * step[1]] = 0;\
                 else                                                                              \
                     for (int64_t i = 0; i < channels; i++)                                        \
                         for (int64_t c = 0; c < n[2]; c++) row[c * step[4] + i * step[1]] = 0;    \
             }                                                                                     \
+    }                                                                                             \
+    static void NAME##_round(const Pool *p, const REAL *from, ITEM *x, int64_t channels) {        \
+        const int64_t *n = p->extents, *step = p->x_steps, *into = p->into_steps;                 \
+        const int64_t inner = p->is_last ? 1 : 4, outer = p->is_last ? 4 : 1;                     \
+        const int64_t width = p->is_last ? channels : n[2], rows = p->is_last ? n[2] : channels;  \
+        for (int64_t a = 0; a < n[0]; a++)                                                        \
+            for (int64_t b = 0; b < n[1]; b++)                                                    \
+                for (int64_t row = 0; row < rows; row++) {                                        \
+                    const REAL *sum = from + a * step[2] + b * step[3] + row * step[outer];       \
+                    ITEM *to = x + a * into[2] + b * into[3] + row * into[outer];                 \
+                    for (int64_t i = 0; i < width; i++) to[i * into[inner]] = ROUND(sum[i]);      \
+                }                                                                                 \
     }                                                                                             \
     static void NAME(void *arguments, int64_t chunk, int32_t worker) {                            \
         const Pool *p = arguments;                                                                \
@@ -167,16 +192,17 @@ static Reach inside_of(const Pool *p, int64_t begin, int64_t windows) {
         const int64_t groups = (p->channels + p->group - 1) / p->group;                           \
         const int64_t *yn = p->y_steps, *tn = p->tap_steps;                                       \
         Lanes at;                                                                                 \
-        (void)worker;                                                                             \
         lay_out(p, &at);                                                                          \
         for (int64_t n = first; n < af_min(first + p->units_per_chunk, p->units); n++) {          \
             const int64_t image = n / groups, channel = n % groups * p->group;                    \
             const int64_t channels = af_min(p->channels - channel, p->group);                     \
-            REAL *x = (REAL *)p->x + image * p->x_steps[0] + channel * p->x_steps[1];             \
-            REAL *y = (REAL *)p->y + image * yn[0] + channel * yn[1];                             \
+            const int64_t *xn = p->sums ? p->into_steps : p->x_steps;                             \
+            ITEM *own = (ITEM *)p->x + image * xn[0] + channel * xn[1];                           \
+            char *x = p->sums ? p->sums + worker * p->sum_bytes : (char *)own;                    \
+            ITEM *y = (ITEM *)p->y + image * yn[0] + channel * yn[1];                             \
             TAP *tap = (TAP *)p->taps + image * tn[0] + channel * tn[1];                          \
             Reach r[2];                                                                           \
-            if (p->op == ADD) NAME##_clear(p, x, channels);                                       \
+            if (p->op == ADD) NAME##_clear(p, (REAL *)x, channels);                               \
             for (int64_t a = 0; a < counts[0]; a++) {                                             \
                 r[0] = reach_of(p, 0, a);                                                         \
                 for (int64_t b = 0; b < counts[1]; b++) {                                         \
@@ -187,17 +213,21 @@ static Reach inside_of(const Pool *p, int64_t begin, int64_t windows) {
                                      channels);                                                   \
                 }                                                                                 \
             }                                                                                     \
+            if (p->sums) NAME##_round(p, (const REAL *)x, own, channels);                         \
         }                                                                                         \
     }
 
-POOL(pool_float, float, uint8_t, int32_t)
-POOL(pool_double, double, uint8_t, int64_t)
-POOL(pool_float_wide, float, int32_t, int32_t)
-POOL(pool_double_wide, double, int32_t, int64_t)
+POOL(pool_float, float, float, uint8_t, int32_t, AS_IT_IS, AS_IT_IS, AS_IT_IS)
+POOL(pool_double, double, double, uint8_t, int64_t, AS_IT_IS, AS_IT_IS, AS_IT_IS)
+POOL(pool_half, uint16_t, float, uint8_t, int32_t, af_from_bf16, CUT_OFF, af_to_bf16)
+POOL(pool_float_wide, float, float, int32_t, int32_t, AS_IT_IS, AS_IT_IS, AS_IT_IS)
+POOL(pool_double_wide, double, double, int32_t, int64_t, AS_IT_IS, AS_IT_IS, AS_IT_IS)
+POOL(pool_half_wide, uint16_t, float, int32_t, int32_t, af_from_bf16, CUT_OFF, af_to_bf16)
 
 AF_EXPORT int32_t af_pool(void *arguments) {
     const Pool *p = arguments;
-    const af_body bodies[] = {pool_float, pool_double, pool_float_wide, pool_double_wide};
+    const af_body bodies[] = {pool_float,      pool_double,      pool_half,
+                              pool_float_wide, pool_double_wide, pool_half_wide};
     const int64_t chunks = (p->units + p->units_per_chunk - 1) / p->units_per_chunk;
     af_parallel(bodies[p->form], arguments, chunks, (int32_t)p->max_workers);
     return 0;

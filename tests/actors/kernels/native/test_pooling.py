@@ -1,12 +1,16 @@
-"""The price of a pool in C: what it says of how its lanes lie is how they lie."""
+"""Pools in C: what the price says of how lanes lie, and pools of bfloat16."""
 
 from itertools import product
 
 import numpy as np
 import pytest
+from emulated_run import loaded, stored
+from kernel_calls import GUARD, garbage, guarded, low_operand
 
 from actors.kernels.common.kernel import operands_of
 from actors.kernels.native.convolution import NATIVE_POOLING_KERNELS, _are_adjacent, _block
+from compiler.contract.attrs import Attrs
+from compiler.graph.registry import find_op, reference
 
 
 def channels_last(array):
@@ -51,3 +55,55 @@ def test_a_pool_takes_longer_the_more_its_windows_overlap_and_where_lanes_lie_ap
     few, many = [duration_ns(size, channels_last) for size in (2, 4)]
     assert 3 < many / few < 4
     assert duration_ns(2, lambda array: array) > 2 * few
+
+
+WINDOWS = {
+    "tiles": {"kernel": (2, 2), "strides": (2, 2)},
+    "overlap": {"kernel": (3, 3), "strides": (2, 2), "low": (1, 1), "high": (1, 1)},
+    "dilated": {"kernel": (2, 3), "strides": (1, 2), "dilation": (3, 2), "low": (1, 2)},
+    "wide taps": {"kernel": (17, 16), "strides": (3, 1), "low": (8, 8), "high": (8, 8)},
+    "apart": {"kernel": (1, 2), "strides": (3, 4)},
+}
+NONE = {"strides": (1, 1), "dilation": (1, 1), "low": (0, 0), "high": (0, 0)}
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("layout", [channels_last, lambda array: array], ids=["last", "first"])
+@pytest.mark.parametrize("channels", [3, 80, 130])
+def test_bfloat16_is_pooled_as_float32_and_its_gradient_is_rounded_once(
+    native, windows, layout, channels
+):
+    """Against the definitions of the ops in float64, of which the sums are rounded."""
+    rng = np.random.default_rng(channels)
+    attrs = NONE | WINDOWS[windows]
+    x = stored(rng.standard_normal((3, channels, 22, 19)), "bfloat16")
+    x.reshape(-1)[::97], x.reshape(-1)[::89] = stored(np.array([np.nan, -np.inf]), "bfloat16")
+    y, taps = reference.get(find_op("max_pool"))(Attrs(attrs), loaded(x))
+    dy = stored(rng.standard_normal(y.shape), "bfloat16")
+    spatial = attrs | {"spatial": x.shape[2:]}
+    dx = reference.get(find_op("max_pool_grad"))(Attrs(spatial), loaded(dy), taps)
+    picked = reference.get(find_op("max_pool_pick"))(Attrs(attrs), loaded(x), taps)
+    calls = {
+        "max_pool": (attrs, (x,), (y, taps)),
+        "max_pool_pick": (attrs, (x, taps), picked),
+        "max_pool_grad": (spatial, (dy, taps), dx),
+    }
+    for kernel in NATIVE_POOLING_KERNELS:
+        own_attrs, inputs, expected = calls[kernel.op]
+        inputs = [layout(array) for array in inputs]
+        outs = [layout(e if e.dtype.kind in "iu" else stored(e, "bfloat16")) for e in expected]
+        outputs = [guarded(np.full_like(out, 77)) for out in outs]
+        operands = [[low_operand(a) for a in some] for some in (inputs, outs)]
+        plan = kernel.plan(own_attrs, *operands)
+        workspace, behind = garbage(plan.needs.workspace_bytes)
+        came = tuple([out for out, _ in outputs])
+        plan.bind(tuple(inputs), came, workspace if workspace.size else None)()
+        assert (behind == GUARD).all()
+        for (own, check), right in zip(outputs, outs, strict=True):
+            check()
+            if right.dtype != np.uint16 or kernel.op != "max_pool_grad":
+                np.testing.assert_array_equal(own, right)
+                continue
+            # A sum in float32 may lie on the other side of the middle between two.
+            np.testing.assert_allclose(loaded(own), loaded(right), rtol=2**-7, atol=1e-6)
+            assert (own == right).mean() > 0.999
