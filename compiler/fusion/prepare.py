@@ -15,19 +15,25 @@ from compiler.fusion.members import FusionCandidates
 from compiler.graph.graph import Graph, Node, consumers, new_value
 from compiler.graph.program_builder import ProgramBuilder, expand, frame, pointwise_frame
 from compiler.graph.registry import Op, broadcast_shape, is_exact, reference
+from compiler.ops.families.embedding import EMBEDDING, EMBEDDING_GRAD
 from compiler.ops.language.program_ops import FUSED, fused_attrs
+from compiler.ops.primitives.matmul import MATMUL
 from compiler.ops.primitives.reduce import ARGMAX, MAX, MEAN, SUM, reduced_shape
 from compiler.ops.primitives.shape import BROADCAST_TO, CAST, COPY, RESHAPE, TRANSPOSE
 from compiler.ops.primitives.sources import CONSTANT, constant_array
+from compiler.storage.storage import assign_storage
 
 # Copy what a fused kernel cannot read as it lies, so that no op with a program is left.
 #
 #     add(x, transpose(y))                  ->  add(x, copy(transpose(y)))
 #     add(x[8, 6, 4, c], y[8, 1, 4, 1])     ->  add(x, copy(broadcast_to(y, [8, 6, 4, 1])))
 #
+#     matmul(transpose(x), y)               ->  matmul(copy(transpose(x)), y)
+#     embedding(transpose(x), ids)          ->  embedding(copy(transpose(x)), ids)
+#
 # Operands are read row by row: rows that lie unevenly spaced, and such as are repeated in the
 # middle, are copied to a dense tensor first. What walks over no elements becomes a kernel without
-# operands.
+# operands. Matrices of products and rows that ids pick are copied where their elements are apart.
 #
 # Guarantees: the same bits; every node that has a frame fits its natural space.
 
@@ -37,10 +43,11 @@ def dense_operands(graph: Graph) -> Graph:
     members = FusionCandidates(graph)
     types = list(graph.types)
     nodes: list[Node] = []
+    rows = _RowCopies(graph, types)
     for index, node in enumerate(graph.nodes):
         space = members.natural_space(index)
         if space is None:
-            nodes.append(node)
+            nodes += rows.before(index)
         elif space.rows * space.columns == 0:
             nodes.append(_of_nothing(node, space, types))
         elif not _is_plain(members, index, space) and members.fit(index, space, {}) is None:
@@ -51,6 +58,72 @@ def dense_operands(graph: Graph) -> Graph:
     if all([before is after for before, after in zip(graph.nodes, nodes, strict=False)]):
         return graph
     return replace(graph, nodes=tuple(nodes), types=tuple(types))
+
+
+class _RowCopies:
+    """Copies for what reads tensors by rows and computes nothing that is fused.
+
+    A product reads rows or columns of matrices, and what picks rows by ids or adds them up reads
+    those of its first operand; without adjacent elements in them it would be computed one by one.
+    A copy serves all that read its value, and a matrix is read in both directions.
+    """
+
+    def __init__(self, graph: Graph, types: list[TensorType]) -> None:
+        self._graph, self._types = graph, types
+        self._storage = assign_storage(graph)
+        self._bases: dict[ValueId, ValueId] = {}
+        self._copies: dict[tuple[object, ...], tuple[ValueId, bool]] = {}
+
+    def before(self, index: int) -> list[Node]:
+        """Return a node behind the copies of its operands that it is the first to need."""
+        node = self._graph.nodes[index]
+        if not self._storage.is_launch[index] and node.inputs:
+            self._bases[node.outputs[0]] = self._base(node.inputs[0])
+        if node.op not in _BY_ROWS:
+            return [node]
+        copies, inputs = _DenseCopies(node, self._types), list(node.inputs)
+        for number in _BY_ROWS[node.op]:
+            inputs[number] = self._read(node, inputs[number], copies)
+        is_same = tuple(inputs) == node.inputs
+        return [node] if is_same else [*copies.made, replace(node, inputs=tuple(inputs))]
+
+    def _base(self, value: ValueId) -> ValueId:
+        return self._bases.get(value, value)
+
+    def _read(self, node: Node, value: ValueId, copies: _DenseCopies) -> ValueId:
+        """Return a value, or a copy of it where a node needs one."""
+        layout, type_ = self._storage.layout[value], self._types[value]
+        steps = layout.strides_bytes
+        axes = range(-2, 0) if node.op is MATMUL else range(-1, 0)
+        # A number that is repeated is read as it is.
+        near = (0, type_.dtype.itemsize)
+        if 0 in type_.shape or any([type_.shape[a] == 1 or steps[a] in near for a in axes]):
+            return value
+        if node.op is EMBEDDING and _are_few(self._types[node.inputs[1]], type_):
+            return value
+        turned = (*range(type_.rank - 2), type_.rank - 1, type_.rank - 2)
+        is_turned = steps[-2] < steps[-1]
+        order = turned if is_turned else range(type_.rank)
+        key = (
+            *(self._base(value), layout.offset_bytes),
+            *[(type_.shape[axis], steps[axis]) for axis in order],
+        )
+        if key not in self._copies:
+            self._copies[key] = copies.add(value, type_.shape, type_.shape), is_turned
+        copy, was_turned = self._copies[key]
+        return copy if is_turned == was_turned else copies.turn(copy, turned)
+
+
+def _are_few(ids: TensorType, table: TensorType) -> bool:
+    """Whether copying a table moves more than picking rows whose elements are in lines of others.
+
+    A line has 64 bytes, and is written as well where it is copied.
+    """
+    return ids.num_elements * 32 // table.dtype.itemsize < table.shape[0]
+
+
+_BY_ROWS = {MATMUL: (0, 1), EMBEDDING: (0,), EMBEDDING_GRAD: (0,)}
+"""The operands that are read so."""
 
 
 def _is_plain(members: FusionCandidates, index: int, space: Space) -> bool:
@@ -125,6 +198,11 @@ class _DenseCopies:
                 value = self._emit(RESHAPE, Attrs({"shape": shape}), value, shape)
             value = self._emit(BROADCAST_TO, Attrs({"shape": stretched}), value, stretched)
         return self._emit(COPY, NO_ATTRS, value, self._types[value].shape)
+
+    def turn(self, value: ValueId, perm: tuple[int, ...]) -> ValueId:
+        """Return a view of a value with its axes in another order."""
+        shape = tuple([self._types[value].shape[axis] for axis in perm])
+        return self._emit(TRANSPOSE, Attrs({"perm": perm}), value, shape)
 
     def _emit(self, op: Op, attrs: Attrs, value: ValueId, shape: Shape) -> ValueId:
         new = new_value(self._types, TensorType(self._types[value].dtype, shape))
