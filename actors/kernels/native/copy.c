@@ -55,8 +55,8 @@ typedef uint32_t Eight __attribute__((vector_size(32), aligned(4), may_alias));
 #define HIGH_4(a, b) MIX(a, b, 4, 5, 6, 7, 12, 13, 14, 15)
 
 /* Eight source columns, each dense over eight rows, become eight dense rows of the target. */
-static inline void transpose_8x8(const char *source, int64_t column_source, char *target,
-                                 int64_t row_target) {
+static inline void transpose_uint32_t(const char *source, int64_t column_source, char *target,
+                                      int64_t row_target) {
     Eight a[8], b[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) a[i] = *(const Eight *)(source + i * column_source);
@@ -76,6 +76,32 @@ static inline void transpose_8x8(const char *source, int64_t column_source, char
     for (int i = 0; i < 4; i++) {
         *(Eight *)(target + i * row_target) = LOW_4(a[i], a[i + 4]);
         *(Eight *)(target + (i + 4) * row_target) = HIGH_4(a[i], a[i + 4]);
+    }
+}
+
+typedef uint16_t Halves __attribute__((vector_size(16), aligned(2), may_alias));
+
+/* The same of 16 bits: elements, pairs and fours of two columns in turns. */
+static inline void transpose_uint16_t(const char *source, int64_t column_source, char *target,
+                                      int64_t row_target) {
+    Halves a[8], b[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) a[i] = *(const Halves *)(source + i * column_source);
+#pragma GCC unroll 8
+    for (int i = 0; i < 4; i++) {
+        b[2 * i] = MIX(a[2 * i], a[2 * i + 1], 0, 8, 1, 9, 2, 10, 3, 11);
+        b[2 * i + 1] = MIX(a[2 * i], a[2 * i + 1], 4, 12, 5, 13, 6, 14, 7, 15);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 4; i++) {
+        const int from = i / 2 * 4 + i % 2, to = i / 2 * 4 + i % 2 * 2;
+        a[to] = MIX(b[from], b[from + 2], 0, 1, 8, 9, 2, 3, 10, 11);
+        a[to + 1] = MIX(b[from], b[from + 2], 4, 5, 12, 13, 6, 7, 14, 15);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 4; i++) {
+        *(Halves *)(target + 2 * i * row_target) = LOW_4(a[i], a[i + 4]);
+        *(Halves *)(target + (2 * i + 1) * row_target) = HIGH_4(a[i], a[i + 4]);
     }
 }
 #endif
@@ -104,23 +130,31 @@ MOVE(uint16_t)
 MOVE(uint32_t)
 MOVE(uint64_t)
 
-static void move_words(const Block *b) {
-    int64_t row = 0, column = 0;
+/* Where rows of the source become columns of the target, tiles of 8 x 8 go through registers. */
 #ifdef HAS_SHUFFLES
-    if (b->row_source == 4 && b->column_target == 4) {
-        int64_t rows = b->rows & ~7, columns = b->columns & ~7;
-        for (; row < rows; row += 8)
-            for (column = 0; column < columns; column += 8)
-                transpose_8x8(b->source + row * 4 + column * b->column_source, b->column_source,
-                              b->target + row * b->row_target + column * 4, b->row_target);
-        Block rest = *b;
-        rest.rows = rows;
-        if (columns < b->columns) move_uint32_t(&rest, 0, columns);
-        column = 0;
+#define TURN(T)                                                                                   \
+    static void turn_##T(const Block *b) {                                                        \
+        const int64_t item = sizeof(T), rows = b->rows & ~7, columns = b->columns & ~7;           \
+        if (b->row_source != item || b->column_target != item) {                                  \
+            move_##T(b, 0, 0);                                                                    \
+            return;                                                                               \
+        }                                                                                         \
+        for (int64_t row = 0; row < rows; row += 8)                                               \
+            for (int64_t column = 0; column < columns; column += 8)                               \
+                transpose_##T(b->source + row * item + column * b->column_source,                 \
+                              b->column_source, b->target + row * b->row_target + column * item,  \
+                              b->row_target);                                                     \
+        Block rest = *b;                                                                          \
+        rest.rows = rows;                                                                         \
+        if (columns < b->columns) move_##T(&rest, 0, columns);                                    \
+        move_##T(b, rows, 0);                                                                     \
     }
+#else
+#define TURN(T)                                                                                   \
+    static void turn_##T(const Block *b) { move_##T(b, 0, 0); }
 #endif
-    move_uint32_t(b, row, column);
-}
+TURN(uint16_t)
+TURN(uint32_t)
 
 static void move_runs(const Block *b, int64_t size_bytes) {
     for (int64_t row = 0; row < b->rows; row++)
@@ -133,9 +167,9 @@ static void move(const Part *part, const Block *b) {
     else if (part->item == 1)
         move_uint8_t(b, 0, 0);
     else if (part->item == 2)
-        move_uint16_t(b, 0, 0);
+        turn_uint16_t(b);
     else if (part->item == 4)
-        move_words(b);
+        turn_uint32_t(b);
     else
         move_uint64_t(b, 0, 0);
 }
