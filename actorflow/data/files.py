@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actorflow.data.order import hash_of
-from actorflow.data.samples import ColumnArrays, Sample
+from actorflow.data.samples import ColumnArrays, Sample, owned
 from actorflow.data.source import DataError
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class ParquetSamples:
         """Return a row."""
         block = bisect_right(self._bounds, number) - 1
         inside = number - self._bounds[block]
-        return {name: column[inside] for name, column in self._block(block).items()}
+        return {name: owned(column[inside]) for name, column in self._block(block).items()}
 
     def columns(self, numbers: npt.NDArray[np.int64]) -> ColumnArrays:
         """Return some rows, of each row group at once."""
@@ -403,7 +403,7 @@ class ImageSamples:
     def row(self, number: int, epoch: int) -> Sample:
         """Decode an image. Raises what Pillow raises for a file that is damaged."""
         with _pillow("from_image_folder").open(self._files[number]) as image:
-            pixels = np.asarray(image.convert("RGB"))
+            pixels = np.array(image.convert("RGB"))
         return {"image": pixels, "label": self.labels[number]}
 
     def where(self, number: int) -> str:

@@ -37,7 +37,10 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def row(self, number: int, epoch: int) -> Sample:
-        """Return a sample. Raises Dropped for one that a filter refuses, and anything else."""
+        """Return a sample, whose arrays the caller owns: functions of users write into them.
+
+        Raises Dropped for one that a filter refuses, and anything else.
+        """
 
     def where(self, number: int) -> str:
         """Return where a sample comes from, for messages: a file, and the row in it."""
@@ -96,8 +99,8 @@ class ArraySamples:
         return self._length
 
     def row(self, number: int, epoch: int) -> Sample:
-        """Return views of the arrays."""
-        return {name: array[number] for name, array in self._arrays.items()}
+        """Return copies of the rows."""
+        return {name: owned(array[number]) for name, array in self._arrays.items()}
 
     def columns(self, numbers: npt.NDArray[np.int64]) -> ColumnArrays:
         """Return copies of some rows."""
@@ -111,6 +114,11 @@ class ArraySamples:
         """Return a hash of all bytes."""
         hashes = [f"{n}={content_hash(_rows_hashed(a))}" for n, a in sorted(self._arrays.items())]
         return f"arrays({self._length},{','.join(hashes)})"
+
+
+def owned(value: Any) -> Any:
+    """Return a value of a sample without what others read, too: of an array a copy."""
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _rows_hashed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -170,17 +178,17 @@ class DatasetSamples:
         """Return an item with names. Raises DataError where it has none."""
         item = self._dataset[number]
         if isinstance(item, Mapping):
-            return item
+            return {name: owned(value) for name, value in item.items()}
         if isinstance(item, (tuple, list)):
             names = self._names or (("x", "y") if len(item) == 2 else ())
             if len(names) == len(item):
-                return dict(zip(names, item, strict=True))
+                return dict(zip(names, map(owned, item), strict=True))
             raise DataError(
                 f"{self.where(number)} is a tuple of {len(item)}, and {len(names)} names are given;"
                 f" give from_dataset(..., names=) a name for each"
             )
         if self._names is not None and len(self._names) == 1:
-            return {self._names[0]: item}
+            return {self._names[0]: owned(item)}
         raise DataError(
             f"{self.where(number)}: expected a dict or a tuple, came {type(item).__name__}; give"
             " from_dataset(..., names=[name])"

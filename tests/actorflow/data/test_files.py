@@ -196,6 +196,25 @@ def test_pipelines_of_one_reader_and_order_are_read_on_two_threads(folder, tmp_p
         assert own == [next(batches)["y"].tolist() for _ in range(150)]
 
 
+def test_a_function_may_write_into_rows_and_images(tmp_path, photos):
+    def less(sample):
+        for value in (sample["x"], sample.get("y")):
+            value -= 1
+        return sample
+
+    lists = pa.array([[1, 2], [3, 4]])
+    parquet.write_table(pa.table({"x": lists, "y": pa.array([[1], [2, 3]])}), tmp_path / "a.pq")
+    data = af.data.from_parquet(tmp_path / "a.pq").map(less).repeat(2).batch(2, pad={"y": 2})
+    assert [batch["x"].tolist() for batch in data] == [[[0, 1], [2, 3]]] * 2
+
+    def darker(sample):
+        sample["image"] //= 2
+        return sample
+
+    batch = next(af.data.from_image_folder(photos).map(darker).batch(6))
+    assert batch["image"][:, 0, 0, 0].tolist() == [0, 20, 40, 50, 70, 90]
+
+
 @pytest.fixture
 def photos(tmp_path):
     for name in ("cat", "dog"):

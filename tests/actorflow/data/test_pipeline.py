@@ -74,6 +74,38 @@ def test_a_tuple_of_two_is_x_and_y_and_other_ones_need_names():
         next(af.data.from_dataset(triples).batch(2))
 
 
+def doubled(sample):
+    sample["x"] *= 2
+    return sample
+
+
+def rows_doubled(rows):
+    return {"x": np.stack([doubled(row)["x"] for row in rows])}
+
+
+ROWS = np.arange(6.0).reshape(3, 2)
+WRITTEN_TO = {
+    "arrays": lambda own: af.data.from_arrays({"x": own}).map(doubled),
+    "rows": lambda own: af.data.from_arrays({"x": list(own)}).map(doubled),
+    "dicts": lambda own: af.data.from_dataset([{"x": row} for row in own]).map(doubled),
+    "tuples": lambda own: af.data.from_dataset([(r, 1) for r in own]).map(doubled),
+    "items": lambda own: af.data.from_dataset(own, names=["x"]).map(doubled),
+    "filter": lambda own: af.data.from_arrays({"x": own}).filter(doubled).map(doubled),
+    "mixture": lambda own: af.data.mix([af.data.from_arrays({"x": own})], [1]).map(doubled),
+}
+
+
+@pytest.mark.parametrize("kind", WRITTEN_TO)
+def test_a_function_may_write_into_its_sample_and_the_data_stay(kind):
+    own = ROWS.copy()
+    found = list(WRITTEN_TO[kind](own).repeat(2).batch(3))
+    factor = 4 if kind == "filter" else 2
+    assert [b["x"].tolist() for b in found] == [(factor * ROWS).tolist()] * 2
+    found = list(af.data.from_arrays({"x": own}).repeat(2).batch(3, collate=rows_doubled))
+    assert [b["x"].tolist() for b in found] == [(2 * ROWS).tolist()] * 2
+    assert own.tolist() == ROWS.tolist()
+
+
 @given(
     length=st.integers(1, 60), size=st.integers(1, 12), epochs=st.integers(1, 4),
     seed=st.none() | st.integers(0, 9), buffer=st.none() | st.integers(1, 20),
