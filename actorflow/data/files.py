@@ -10,6 +10,7 @@ its window are kept. A folder of several files is one table: partitions in the n
 
 from __future__ import annotations
 
+import itertools
 import os
 from bisect import bisect_right
 from collections import OrderedDict
@@ -385,17 +386,16 @@ class ImageSamples:
         self._root = os.fspath(root)
         if not os.path.isdir(self._root):
             raise DataError(f"from_image_folder: expected a folder, came {self._root!r}")
-        names = sorted(entry.name for entry in os.scandir(self._root) if entry.is_dir())
-        files = [(_images_below(os.path.join(self._root, name)), name) for name in names]
-        self.classes = tuple([name for found, name in files if found])
-        self._files = [file for found, _ in files for file in found]
+        folders = [e.name for e in os.scandir(self._root) if e.is_dir() and e.name[0] != "."]
+        self.classes = tuple(sorted(folders))
+        files = [_images_below(os.path.join(self._root, name)) for name in self.classes]
+        self._files = list(itertools.chain(*files))
         if not self._files:
             raise DataError(
                 f"from_image_folder: expected folders of images in {self._root!r}, one for each"
                 f" class, with names that end in {', '.join(IMAGE_SUFFIXES)}; there is none"
             )
-        counts = [len(found) for found, _ in files if found]
-        self.labels = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+        self.labels = np.repeat(np.arange(len(files), dtype=np.int64), list(map(len, files)))
 
     def __len__(self) -> int:
         return len(self._files)
@@ -403,6 +403,11 @@ class ImageSamples:
     def row(self, number: int, epoch: int) -> Sample:
         """Decode an image. Raises what Pillow raises for a file that is damaged."""
         with _pillow("from_image_folder").open(self._files[number]) as image:
+            if image.mode[0] in "IF":  # of 16 and 32 bits, which `convert` cuts at 255
+                raise DataError(
+                    f"{self.where(number)}: expected pixels of 8 bits, came Pillow's mode"
+                    f" {image.mode!r}; write the image with 8, or read it in a from_dataset"
+                )
             pixels = np.array(image.convert("RGB"))
         return {"image": pixels, "label": self.labels[number]}
 
@@ -416,12 +421,11 @@ class ImageSamples:
 
 
 def _images_below(folder: str) -> list[str]:
-    found = [
-        os.path.join(place, name)
-        for place, _, names in os.walk(folder)
-        for name in names
-        if name.lower().endswith(IMAGE_SUFFIXES)
-    ]
+    found: list[str] = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name[0] != "."]  # of tools, as `._1.jpg` is
+        shown = [n for n in names if n.lower().endswith(IMAGE_SUFFIXES) and n[0] != "."]
+        found += [os.path.join(place, name) for name in shown]
     return sorted(found)
 
 

@@ -236,6 +236,24 @@ def test_images_have_the_number_of_their_folder(photos):
     assert next(drawn.batch(6))["label"].shape == (6,)
 
 
+def test_an_empty_folder_is_a_class_and_hidden_names_are_none(photos):
+    (photos / "cow").mkdir()
+    (photos / "dog" / "._0.png").write_bytes(b"of macOS")
+    for hidden in (photos / ".ipynb_checkpoints", photos / "dog" / ".cache"):
+        hidden.mkdir()
+        (hidden / "9.png").write_bytes((photos / "cat" / "0.png").read_bytes())
+    data = af.data.from_image_folder(photos)
+    assert data.samples.classes == ("cat", "cow", "dog")
+    assert next(data.batch(6))["label"].tolist() == [0, 0, 0, 2, 2, 2]
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
+def test_pixels_of_more_than_8_bits_are_refused_and_not_cut(photos, kind):
+    Image.fromarray(np.full((8, 6), 300, kind)).save(photos / "cat" / "2.tif")
+    with pytest.raises(DataError, match=r"cat/2\.tif: expected pixels of 8 bits, came .* mode"):
+        list(af.data.from_image_folder(photos).batch(7))
+
+
 def cut(path):
     path.write_bytes(path.read_bytes()[:-60])
 
