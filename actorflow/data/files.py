@@ -44,6 +44,11 @@ def _arrow(what: str) -> Any:
     return pyarrow
 
 
+def _of_arrow() -> tuple[type[Exception], ...]:
+    """Return the errors of pyarrow; ValueError is that of names which are no UTF-8."""
+    return (OSError, ValueError, _arrow("a table").ArrowException)
+
+
 def _pillow(what: str) -> Any:
     try:
         import PIL.Image
@@ -166,7 +171,7 @@ class ParquetSamples:
         for file, fragment in zip(self._files, self._fragments, strict=True):
             try:
                 own, metadata = fragment.physical_schema, fragment.metadata
-            except (OSError, ValueError) as error:  # errors of pyarrow are of both
+            except _of_arrow() as error:
                 raise DataError(f"from_parquet: {file} cannot be read: {error}") from error
             first = own if first is None else first
             if not own.equals(first):
@@ -186,7 +191,7 @@ class ParquetSamples:
                 partitioning=dataset.partitioning(flavor="hive"),
                 partition_base_dir=self._root,
             )  # fmt: skip
-        except (OSError, ValueError) as error:
+        except _of_arrow() as error:
             raise DataError(f"from_parquet: {self._files[0]}: {error}") from error
 
     @cached_property
@@ -240,7 +245,7 @@ class ParquetSamples:
             table = fragment.to_table(
                 schema=self._dataset.schema, columns=self._columns, use_threads=False
             )
-        except (OSError, ValueError) as error:
+        except _of_arrow() as error:
             raise DataError(f"from_parquet: {where} cannot be read: {error}") from error
         return decoded(table, where)
 
@@ -292,7 +297,9 @@ def _check_alike(name: str, column: npt.NDArray[Any], other: Any, where: str) ->
 
 
 def _difference(first: Any, own: Any) -> str:
-    one, other = (dict(zip(s.names, map(str, s.types), strict=True)) for s in (first, own))
+    one, other = [
+        {f.name: f"{f.type}{' not null' * (not f.nullable)}" for f in s} for s in (first, own)
+    ]
     rows = [
         f"{name!r} is {other.get(name, 'missing')}, expected {one.get(name, 'no such column')}"
         for name in dict.fromkeys([*one, *other])
@@ -342,10 +349,9 @@ def read_csv(paths: Paths, columns: Sequence[str] | None) -> TableSamples:
     files, root = _found(paths, (".csv", ".csv.gz"), "from_csv")
     parts: list[ColumnArrays] = []
     for file in files:
-        options = csv.ConvertOptions(include_columns=list(columns or ()))
         try:
-            table = csv.read_csv(file, convert_options=options)
-        except (OSError, ValueError, KeyError) as error:
+            table = _csv_table(csv, file, list(columns or ()))
+        except _of_arrow() as error:
             raise DataError(f"from_csv: {file}: {error}") from error
         if not table.num_rows:
             raise DataError(f"from_csv: {file} has no row below its header")
@@ -362,6 +368,27 @@ def read_csv(paths: Paths, columns: Sequence[str] | None) -> TableSamples:
             )
         parts.append(part)
     return TableSamples(files, root, parts)
+
+
+def _csv_table(csv: Any, file: str, columns: list[str]) -> Any:
+    # Slower, but cells may have several lines, and errors tell the row.
+    slow = {
+        "parse_options": csv.ParseOptions(newlines_in_values=True),
+        "read_options": csv.ReadOptions(use_threads=False),
+    }
+    with csv.open_csv(file, **slow) as head:
+        names = head.schema.names
+    for name in columns or names:
+        if (count := names.count(name)) != 1:
+            raise DataError(
+                f"from_csv: {file} has {count or 'no'} columns {name!r}; its header has"
+                f" {', '.join(map(repr, names))}, and each name stands for one column"
+            )
+    options = csv.ConvertOptions(include_columns=columns)
+    try:
+        return csv.read_csv(file, convert_options=options)
+    except ValueError:
+        return csv.read_csv(file, convert_options=options, **slow)
 
 
 def _listed(types: dict[str, Any]) -> str:
@@ -460,7 +487,7 @@ class TextSamples:
         if opened[0] != file:
             opened = self._opened = (file, np.memmap(self._files[file], np.uint8, "r"))
         try:
-            return {"text": bytes(opened[1][begin:end]).decode()}
+            return {"text": bytes(opened[1][begin:end]).decode("utf-8" if begin else "utf-8-sig")}
         except UnicodeDecodeError as error:
             raise DataError(f"{self.where(number)}: {error}; write the file in UTF-8") from error
 
@@ -476,7 +503,7 @@ class TextSamples:
 
 def _lines_of(file: str, number: int) -> npt.NDArray[np.int64]:
     """Return [file, line, begin, end) of each line that is not empty."""
-    if not os.path.getsize(file):
+    if not _size_of(file):
         return np.empty((0, 4), np.int64)
     content = np.memmap(file, np.uint8, "r")
     ends = np.flatnonzero(content == ord("\n"))
@@ -504,8 +531,9 @@ def _decoded(column: Any, where: str) -> npt.NDArray[Any]:
     types = _arrow("a table").types
     if column.null_count:
         raise DataError(
-            f"{where}: {column.null_count:,} of {len(column):,} values are missing; fill them in"
-            " before, such as by pyarrow.compute.fill_null"
+            f"{where}: {column.null_count:,} of {len(column):,} values are missing, the first is"
+            f" number {column.is_null().index(True).as_py():,}; fill them in before, such as by"
+            " pyarrow.compute.fill_null"
         )
     kind = column.type
     if types.is_dictionary(kind):
@@ -537,6 +565,7 @@ def _found(paths: Paths, suffixes: tuple[str, ...], what: str) -> tuple[list[str
                 str(path)
                 for path in Path(one).rglob("*")
                 if path.name.endswith(suffixes) and not _is_hidden(path.relative_to(one))
+                if not path.is_dir()  # as Spark names a table
             )
         elif os.path.isfile(one):
             files.append(one)
@@ -557,10 +586,17 @@ def _is_hidden(path: Path) -> bool:
 def _of_files(files: Sequence[str], root: str) -> str:
     """Return a hash of names below a folder, and of sizes: the same in another place."""
     rows = [
-        f"{os.path.relpath(file, root) if root else os.path.basename(file)}:{os.path.getsize(file)}"
+        f"{os.path.relpath(file, root) if root else os.path.basename(file)}:{_size_of(file)}"
         for file in files
     ]
     return hash_of("\n".join(rows).encode())
+
+
+def _size_of(file: str) -> int:
+    try:
+        return os.path.getsize(file)
+    except OSError as error:  # a link to nothing
+        raise DataError(f"{file}: {error.strerror}") from error
 
 
 def resized(image: npt.NDArray[Any], height: int, width: int) -> npt.NDArray[Any]:

@@ -22,7 +22,7 @@ Image = pytest.importorskip("PIL.Image")
 def written(path, first, count, rows=40, **more):
     ids = np.arange(first * 8, (first + count) * 8).reshape(count, 8)
     columns = {"ids": pa.array(ids.tolist(), pa.list_(pa.int32())), "y": np.arange(count) + first}
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True, parents=True)
     parquet.write_table(pa.table({**columns, **more}), path, row_group_size=rows)
 
 
@@ -254,6 +254,34 @@ def test_pixels_of_more_than_8_bits_are_refused_and_not_cut(photos, kind):
         list(af.data.from_image_folder(photos).batch(7))
 
 
+def test_a_link_to_nothing_is_named(photos, tmp_path):
+    for path in (photos / "cat" / "9.png", tmp_path / "9.txt"):
+        path.symlink_to("nothing")
+    for data in (lambda: af.data.from_image_folder(photos), lambda: af.data.from_text(tmp_path)):
+        with pytest.raises(DataError, match=r"9\.(png|txt): No such file"):
+            data().fingerprint()
+
+
+def test_a_table_in_a_folder_of_its_name_is_found(tmp_path):
+    written(tmp_path / "data" / "train.parquet" / "part-0.parquet", 0, 2)
+    assert values(af.data.from_parquet(tmp_path / "data").batch(2)) == [0, 1]
+
+
+def test_cells_of_csv_may_have_several_lines_in_files_of_any_size(tmp_path):
+    count = 60_000  # several of the blocks that pyarrow reads
+    rows = "".join([f'"a,{number}\nb",{number}\n' for number in range(count)])
+    (tmp_path / "a.csv").write_text("text,y\n" + rows)
+    samples = af.data.from_csv(tmp_path).samples
+    assert len(samples) == count
+    assert samples.row(count - 1, 0) == {"text": f"a,{count - 1}\nb", "y": count - 1}
+
+
+def test_a_mark_of_the_byte_order_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes("\ufeffone\n\ufefftwo".encode())
+    samples = af.data.from_text(tmp_path).samples
+    assert [samples.row(n, 0)["text"] for n in range(2)] == ["one", "\ufefftwo"]
+
+
 def cut(path):
     path.write_bytes(path.read_bytes()[:-60])
 
@@ -264,6 +292,13 @@ def other_schema(folder):
 
 def missing_value(path):
     parquet.write_table(pa.table({"y": pa.array([1, None, 3])}), path)
+
+
+def without_null(path):
+    schema = parquet.read_schema(path.parent / "0.parquet")
+    fields = [field.with_nullable(field.name != "y") for field in schema]
+    parquet.write_table(pa.table({"ids": [[1]], "y": [1]}, pa.schema(fields)), path)
+    return path
 
 
 REFUSED = {
@@ -279,6 +314,13 @@ REFUSED = {
     "no text": lambda d: (d / "a.txt").touch() or af.data.from_text(d),
     "no rows": lambda d: (d / "a.csv").write_text("a,b\n") and af.data.from_csv(d),
     "missing cell": lambda d: (d / "a.csv").write_text("a,b\n1,2\n3,\n") and af.data.from_csv(d),
+    "one name twice": lambda d: (
+        (d / "a.csv").write_text("a,b,a\n1,2,3\n") and af.data.from_csv(d, columns=["a"])
+    ),
+    "no such column of text": lambda d: (
+        (d / "a.csv").write_text("a,b\n1,2\n") and af.data.from_csv(d, columns=["c"])
+    ),
+    "null or not": lambda d: af.data.from_parquet([d / "0.parquet", without_null(d / "n.pq")]),
     "other columns": lambda d: (
         (d / "a.csv").write_text("a\n1\n")
         and (d / "b.csv").write_text("b\n1\n")
@@ -298,8 +340,16 @@ def test_damage_that_another_library_finds_names_the_file(folder, photos):
     with pytest.raises(DataError, match=r"1\.parquet"):
         af.data.from_parquet(folder).batch(10).spec()
     (folder / "a.csv").write_text("a,b\n1,2.5\n3\n")
-    with pytest.raises(DataError, match=r"a\.csv.*Expected 2 columns, got 1"):
+    with pytest.raises(DataError, match=r"a\.csv.*Row #3: Expected 2 columns, got 1"):
         af.data.from_csv(folder)
+    (folder / "a.csv").write_bytes("ä,b\n1,2\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"a\.csv: 'utf-8' codec"):
+        af.data.from_csv(folder)
+    for key in (1, 2):
+        (folder / f"y={key}").mkdir()
+        parquet.write_table(pa.table({"y": [0.5]}), folder / f"y={key}" / "a.pq")
+    with pytest.raises(DataError, match=r"y=1/a\.pq: Unable to merge: Field y"):
+        af.data.from_parquet([folder / "y=1", folder / "y=2"])
     cut(photos / "cat" / "2.png")
     with pytest.raises(DataError, match=r"cat/2\.png: "):
         list(af.data.from_image_folder(photos).batch(3))
