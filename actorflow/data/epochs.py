@@ -63,14 +63,16 @@ def epochs_of(source: DataSource, count: int) -> SourcePasses:
 
 
 def _of_pipeline(source: Pipeline, count: int) -> SourcePasses:
-    own = source.description
-    whole = source.repeat(count * (own.order.epochs or 1))
-    try:
-        batches = Fraction(len(whole))
-    except TypeError:  # samples may be dropped
-        batches = None
-    if batches is not None and (own.ends_epochs or own.grouping is not None):
-        whole = source.repeat()  # which is the same data for any number of epochs
+    own, batches = source.description, None
+    epochs = count * (own.order.epochs or 1)
+    whole = source.repeat(epochs)
+    if not own.drops:
+        batches, collation = Fraction(len(whole)), own.collation
+        if collation is not None and not own.drop_last:
+            batches = Fraction(own.order.length * epochs, collation.size)
+        # A mask fills up the last batch of all, which is another one with more epochs.
+        if collation is None or not collation.mask or batches.denominator == 1:
+            whole = source.repeat()  # which is the same data for any number of epochs
     whole.restore(source.state())
     return SourcePasses(count, whole, batches)
 

@@ -35,6 +35,10 @@ def counting(batches):
         (lambda: af.data.from_arrays(TABLE).shuffle(1).batch(6), 3),
         (lambda: af.data.from_arrays(TABLE).repeat().batch(6), 3),
         (lambda: af.data.from_arrays(TABLE).repeat(2).batch(6), 6),
+        (lambda: af.data.from_arrays(TABLE).repeat().batch(6, drop_last=False), Fraction(10, 3)),
+        (lambda: af.data.from_arrays(TABLE).batch(5, drop_last=False, mask="rows"), 4),
+        (lambda: af.data.from_arrays(TABLE).sample(weights=range(20)).batch(6), Fraction(10, 3)),
+        (lambda: af.data.mix([af.data.from_arrays(TABLE)], [1]).batch(6), Fraction(10, 3)),
     ],
 )
 def test_passes_of_a_source_that_knows_them_go_on_where_it_would(make, batches):
