@@ -13,7 +13,7 @@ from actorflow.data.order import Mixed, Passes, checked_weights
 from actorflow.data.pipeline import Pipeline
 from actorflow.data.reading import Description
 from actorflow.data.samples import ArraySamples, Concatenated, DatasetSamples, Samples
-from actorflow.data.source import DataError
+from actorflow.data.source import DataError, checked_seed
 
 
 def _pipeline(samples: Samples) -> Pipeline:
@@ -112,7 +112,7 @@ def mix(parts: Sequence[Pipeline], weights: Sequence[float], *, seed: int = 0) -
         tuple([d.order for d in descriptions]),
         tuple([int(start) for start in samples.starts[:-1]]),
         checked_weights(weights, len(descriptions), "part"),
-        int(seed),
+        checked_seed(seed),
     )
     limits = [d.skip_limit for d in descriptions if d.skip_limit is not None]
     return Pipeline(

@@ -22,7 +22,7 @@ import xxhash
 
 from actorflow.data.arrays import EpochOrder
 from actorflow.data.samples import generator
-from actorflow.data.source import DataError
+from actorflow.data.source import DataError, checked_seed
 
 Numbers = npt.NDArray[np.int64]
 
@@ -110,8 +110,8 @@ class Passes:
         """Return a permuted order. Samples that lie in blocks are permuted within a window."""
         if buffer is None and self.blocks:
             buffer = _BLOCKS_OF_WINDOW * max(self.blocks)
-        EpochOrder(1, seed)  # refuses what is no seed
-        return replace(self, seed=int(seed), window=buffer)
+        EpochOrder(1, seed)  # which takes none below 0
+        return replace(self, seed=checked_seed(seed), window=buffer)
 
     def repeated(self, epochs: int | None) -> Passes:
         """Return the same order for that many epochs."""
@@ -318,12 +318,24 @@ def hash_of(content: bytes) -> str:
 
 def checked_weights(weights: Sequence[float], count: int, what: str) -> tuple[float, ...]:
     """Return weights as numbers. Raises DataError unless there is one for each, from 0 up."""
-    numbers = np.asarray(weights, np.float64)
-    if numbers.shape != (count,) or not np.isfinite(numbers).all() or (numbers < 0).any():
+    numbers = np.asarray(weights)
+    if numbers.shape != (count,) or numbers.dtype.kind not in "biuf":
         raise DataError(
-            f"pipeline: expected {count:,} weights from 0 up, one for each {what}, came"
-            f" {numbers.size:,} of shape {numbers.shape}"
+            f"pipeline: expected {count:,} weights, one for each {what}, came"
+            f" {numbers.dtype}{list(numbers.shape)}"
         )
-    if not numbers.sum() > 0:
-        raise DataError(f"pipeline: expected weights of which one is above 0, for each {what}")
+    numbers = numbers.astype(np.float64)
+    wrong = np.flatnonzero(~np.isfinite(numbers) | (numbers < 0))
+    if len(wrong):
+        raise DataError(
+            f"pipeline: expected weights from 0 up, came {numbers[wrong[0]]} for {what}"
+            f" {wrong[0]:,}, and {len(wrong) - 1:,} more such"
+        )
+    with np.errstate(over="ignore"):
+        total = numbers.sum()
+    if not 0 < total < np.inf:
+        raise DataError(
+            f"pipeline: expected weights for each {what} of which one is above 0, with a finite"
+            f" sum, came {total}"
+        )
     return tuple(numbers.tolist())

@@ -40,6 +40,7 @@ from actorflow.data.source import (
     Batch,
     DataError,
     EndlessSource,
+    checked_seed,
     place_of_spec,
     position_of,
     position_state,
@@ -89,8 +90,8 @@ class Pipeline:
         own = self.description
         _check_function("map", function)
         if own.collations:
-            return self._with(stages=(*own.stages, (function, int(seed))))
-        samples = Staged(own.samples, function, False, int(seed), own.num_stages)
+            return self._with(stages=(*own.stages, (function, checked_seed(seed))))
+        samples = Staged(own.samples, function, False, checked_seed(seed), own.num_stages)
         return self._with(samples=samples, num_stages=own.num_stages + 1)
 
     def filter(self, function: Callable[[Mapping[str, Any]], object]) -> Pipeline:
@@ -173,7 +174,7 @@ class Pipeline:
             weights = 1.0 / sizes[its]
         checked = checked_weights(weights, count, "sample")  # type: ignore[arg-type]  # one is given
         epochs = self.description.order.epochs
-        return self._in_order(Drawn(count, checked, int(seed), epochs))
+        return self._in_order(Drawn(count, checked, checked_seed(seed), epochs))
 
     # Batches.
 
@@ -204,9 +205,9 @@ class Pipeline:
         lengths = tuple([(name, positive("pad", length)) for name, length in (pad or {}).items()])
         if collate is not None:
             _check_function("collate", collate)
-        if mask and drop_last:
-            raise DataError("pipeline: batch(mask=) marks what fills up the last batch, and"
-                            " drop_last=True drops that; give drop_last=False")  # fmt: skip
+        if not isinstance(mask, str) or (mask and drop_last):
+            raise DataError("pipeline: batch(mask=) is the name of an array that tells samples from"
+                            " padding; give mask='rows', drop_last=False")  # fmt: skip
         if mask and collate is not None:
             raise DataError("pipeline: batch takes mask= or collate=, which makes all of a batch")
         collation = Collation(positive("size", size), lengths, collate, mask)

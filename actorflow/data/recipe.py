@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from actorflow.data.samples import Dropped, HasColumns, Sample, SampleError, Samples, called
-from actorflow.data.source import DataError, line_of, plain_array
+from actorflow.data.samples import Dropped, HasColumns, Sample, SampleError, Samples, mapped
+from actorflow.data.source import DataError, plain_array
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -79,9 +79,14 @@ class Collation:
     def batch(self, rows: Sequence[Arrays], where: Where, lines: tuple[int, ...] | None) -> Arrays:
         """Return samples as one batch. Raises DataError, with `where` it comes from."""
         if self.collate is not None:
-            batch = called(self.collate, list(rows), (), "collate", lambda: where(0))
-            return {name: _array(name, value, lambda: where(0)) for name, value in batch.items()}
+            whole = mapped(self.collate, list(rows), (), "collate", lambda: where(0))
+            return {name: _array(name, value, lambda: where(0)) for name, value in whole.items()}
         _check_names(rows, where)
+        if unknown := [name for name, _ in self.pad if name not in rows[0]]:
+            raise DataError(
+                f"{where(0)}: expected pad= lengths for names of {_listed(rows[0])}, came one for"
+                f" {unknown[0]!r}"
+            )
         batch = {name: self._stacked(name, [row[name] for row in rows], where) for name in rows[0]}
         batch = self.filled(batch, lines)
         if not self.is_bucket:
@@ -210,7 +215,7 @@ Collates = Collation | PackedRows
 def _check_names(rows: Sequence[Arrays], where: Where) -> None:
     """Raise DataError unless all samples have the same names."""
     for place, row in enumerate(rows):
-        if row.keys() != rows[0].keys():
+        if row.keys() != rows[0].keys() or not row:
             raise DataError(
                 f"{where(place)}: the sample has {_listed(row)}, and {where(0)}"
                 f" {_listed(rows[0])}; all samples of a batch have the same names"
@@ -299,13 +304,8 @@ class BatchRecipe:
         """Return what the functions on batches make of one."""
         for number, (function, seed) in enumerate(self.stages):
             key = (seed, -1 - number, unit.batch)
-            mapped = called(function, batch, key, "map", lambda: f"batch {unit.batch:,}")
-            if not isinstance(mapped, Mapping):
-                raise SampleError(
-                    f"batch {unit.batch:,}: map {line_of(function)} returned"
-                    f" {type(mapped).__name__}, expected a dict {{name: value}}"
-                )
-            batch = {n: _array(n, v, lambda: f"batch {unit.batch:,}") for n, v in mapped.items()}
+            made = mapped(function, batch, key, "map", lambda: f"batch {unit.batch:,}")
+            batch = {n: _array(n, v, lambda: f"batch {unit.batch:,}") for n, v in made.items()}
         return batch
 
     def _row(self, number: int, epoch: int) -> Sample:

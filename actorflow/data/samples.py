@@ -144,7 +144,7 @@ def _rows_of(name: str, values: Sequence[Any]) -> npt.NDArray[Any]:
         if rows[number] is None or not rows[number].ndim:
             raise DataError(
                 f"from_arrays: expected a list of arrays [length, ...] for {name!r}, came"
-                f" {type(value).__name__} in row {number:,}"
+                f" {type(value).__name__} in row {number:,}; of numbers give np.array(...)"
             )
     return rows
 
@@ -242,13 +242,7 @@ class Staged:
                 raise Dropped
             return sample
         key = (self.seed, self.stage, epoch, number)
-        mapped = called(self.function, sample, key, "map", lambda: self.where(number))
-        if not isinstance(mapped, Mapping):
-            raise SampleError(
-                f"{self.where(number)}: map {line_of(self.function)} returned"
-                f" {type(mapped).__name__}, expected a dict {{name: value}}"
-            )
-        return mapped
+        return mapped(self.function, sample, key, "map", lambda: self.where(number))
 
     def where(self, number: int) -> str:
         """Return where the sample comes from."""
@@ -316,6 +310,23 @@ def called(
         raise SampleError(
             f"{where()}: {what} {line_of(function)} raised {type(error).__name__}: {error}"
         ) from error
+
+
+def mapped(
+    function: Callable[..., Any],
+    value: Any,
+    key: tuple[int, ...],
+    what: str,
+    where: Callable[[], str],
+) -> Mapping[str, Any]:
+    """Call a user's function that returns a dict. Raises SampleError, also for what is none."""
+    returned = called(function, value, key, what, where)
+    if isinstance(returned, Mapping) and returned:
+        return returned
+    came = "an empty dict" if isinstance(returned, Mapping) else type(returned).__name__
+    raise SampleError(
+        f"{where()}: {what} {line_of(function)} returned {came}, expected a dict {{name: value}}"
+    )
 
 
 def _parameters(function: Callable[..., Any]) -> frozenset[str]:

@@ -396,6 +396,15 @@ def positive(name: str, value: object) -> int:
     raise DataError(f"data source: expected {name}= to be an integer above 0, came {value!r}")
 
 
+def checked_seed(value: object) -> int:
+    """Return a seed of random numbers that are drawn. Raises DataError unless it has 64 bits."""
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        seed: int = int(value)
+        if -(1 << 63) <= seed < 1 << 63:
+            return seed
+    raise DataError(f"pipeline: expected seed= to be an integer below 2^63, came {value!r}")
+
+
 def content_hash(array: npt.NDArray[Any]) -> str:
     """Return the xxh3_128 of an array's dtype, shape and elements in row-major order, in hex.
 
