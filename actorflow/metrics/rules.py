@@ -104,6 +104,9 @@ def r2(*parts: Sequence[Array]) -> float:
         return math.nan
     between = n * (mean - (n * mean).sum() / n.sum()) ** 2
     total, left = within.sum() + between.sum(), errors.sum()
+    # Of equal targets no more than what the rounding of their means makes.
+    if total <= n.sum() * (n.max() * np.finfo(np.float64).eps * np.abs(mean).max()) ** 2:
+        total = 0.0
     return float(1.0 - left / total if total else not left)
 
 

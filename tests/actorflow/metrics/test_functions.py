@@ -180,6 +180,9 @@ def test_what_is_not_defined_is_what_scikit_learn_gives():
     assert math.isnan(computed(m.r2_score, np.float32([1.0]), np.float32([1.0])))
     assert computed(m.r2_score, np.float32([1, 1]), np.float32([1, 1])) == 1.0
     assert computed(m.r2_score, np.float32([1, 2]), np.float32([1, 1])) == 0.0
+    tenths = np.full(6, 0.1)  # whose mean in float64 is another number
+    assert computed(m.r2_score, tenths + 0.001, tenths) == 0.0
+    assert computed(m.r2_score, tenths, tenths) == 1.0
     assert math.isnan(computed(m.accuracy, both, both, mask=nothing))
     assert computed(m.confusion_matrix, both, both, mask=nothing).tolist() == [[0, 0], [0, 0]]
 
