@@ -110,7 +110,9 @@ def r2(*parts: Sequence[Array]) -> float:
     return float(1.0 - left / total if total else not left)
 
 
-def _checked(formula: Callable[..., Any], *, keeps_batches: bool = False) -> Rule:
+def _checked(
+    formula: Callable[..., Any], *, keeps_batches: bool = False, is_array: bool = False
+) -> Rule:
     """Return a rule that gets the counts of faults before its parts."""
 
     def finish(faults: Any, *parts: Any) -> Any:
@@ -122,13 +124,13 @@ def _checked(formula: Callable[..., Any], *, keeps_batches: bool = False) -> Rul
             )
         return formula(*parts) * (math.nan if num_nan else 1)
 
-    return Rule(finish, keeps_batches)
+    return Rule(finish, keeps_batches, is_array)
 
 
 RULES.update(
     accuracy=_checked(ratio),
     perplexity=_checked(perplexity),
-    confusion_matrix=_checked(confusion_matrix),
+    confusion_matrix=_checked(confusion_matrix, is_array=True),
     auroc=_checked(auroc, keeps_batches=True),
     average_precision=_checked(average_precision, keeps_batches=True),
     error=Rule(ratio),
@@ -136,4 +138,5 @@ RULES.update(
 )
 for _kind in ("precision", "recall", "f1"):
     for _average in AVERAGES:
-        RULES[f"{_kind} {_average}"] = _checked(partial(of_classes, _kind, _average))
+        _formula = partial(of_classes, _kind, _average)
+        RULES[f"{_kind} {_average}"] = _checked(_formula, is_array=_average == "none")

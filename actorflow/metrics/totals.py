@@ -35,12 +35,14 @@ class Rule:
     """How a value follows from its parts.
 
     `finish` takes, for each part, the sum over all batches: an array of int64 or float64. Or, where
-    the rule `keeps_batches`, a list of the arrays of the batches. It returns a number or an array,
-    and raises NothingCounts, or DataError for what the data should not have.
+    the rule `keeps_batches`, a list of the arrays of the batches. It returns a number, or, where it
+    `is_array`, an array (one of a user's own may, too), and raises NothingCounts, or DataError for
+    what the data should not have.
     """
 
     finish: Callable[..., Any]
     keeps_batches: bool = False
+    is_array: bool = False
 
 
 RULES: dict[str, Rule] = {}

@@ -21,12 +21,13 @@ from actorflow.callbacks.protocol import (
     reason_of,
 )
 from actorflow.compile.plan_facts import sink_fields
+from actorflow.metrics.totals import RULES, columns_of
 from actorflow.run.report import read_metrics
 from actorflow.run.stopping import ON_RESULT, ON_STEP, Stopper
 from actorflow.run.training_writes import TrainingWrites
 from compiler.contract.plan import Plan
 from compiler.contract.probe import is_probe
-from compiler.contract.statistic import MEAN, statistic_of
+from compiler.contract.statistic import MEAN
 from compiler.contract.types import TensorType
 
 
@@ -135,10 +136,15 @@ def scalars_of(plan: Plan, sink: str) -> tuple[str, ...]:
 
 
 def told_names(outputs: Mapping[str, TensorType]) -> tuple[str, ...]:
-    """Return the names of metrics, and of other scalars, among outputs as a plan has them."""
-    named = [(statistic_of(name), type_) for name, type_ in outputs.items() if not is_probe(name)]
-    told = [s.output for s, type_ in named if s.rule != MEAN or not (s.part or type_.shape)]
-    return tuple(dict.fromkeys(told))
+    """Return the names of metrics and of other outputs that are numbers, as a plan has them.
+
+    Raises PlanFormatError for a rule that is not known.
+    """
+    shapes = {name: type_.shape for name, type_ in outputs.items() if not is_probe(name)}
+    columns = columns_of(shapes)
+    arrays = [n for n, c in columns.items() if RULES[c.rule].is_array]
+    arrays += [n for n, c in columns.items() if c.rule == MEAN and shapes[c.parts[0]]]
+    return tuple([name for name in columns if name not in arrays])
 
 
 def earlier_evaluations(

@@ -81,6 +81,28 @@ def test_a_callback_hears_of_the_run_in_order_and_on_its_threads(fit, tmp_path):
     assert {"seed", "steps", "data", "precision"} <= {*run.options}
 
 
+def test_what_is_an_array_is_no_number_to_go_by(fit, mlp, classification, tmp_path):
+    def evaluate(model, batch):
+        z, y = model(batch.x), batch.y
+        return {
+            "each": af.metrics.recall(z, y, average="none"),
+            "loss": af.cross_entropy(z, y),
+            "matrix": af.metrics.confusion_matrix(z, y),
+            "mean": af.metrics.recall(z, y),
+        }
+
+    heard, job = Heard(), af.job(evaluate, train=False)
+    watched = af.Evaluation(job, classification(seed=7), every=2, batches=2)
+    result = fit(heard, steps=2, evaluation=watched, is_evaluated=False)
+    assert heard.run.evaluated == ("loss", "mean")
+    assert result.evaluations[0][1].keys() == {"each", "loss", "matrix", "mean"}
+    keep = af.Keep(best=1, metric="each")
+    with raises(af.CompileError):
+        fit(evaluation=watched, is_evaluated=False, checkpoint=tmp_path / "run", keep=keep)
+    with raises(af.CompileError):
+        fit(af.callbacks.EarlyStopping("matrix"), evaluation=watched, is_evaluated=False)
+
+
 def test_a_resumed_run_is_told_of_the_evaluations_before_it(fit, tmp_path):
     first = fit(Heard(), steps=7, checkpoint=tmp_path / "run")
     heard = Heard()
