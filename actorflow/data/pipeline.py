@@ -383,7 +383,7 @@ class Pipeline:
             collation=collation,
         )  # fmt: skip
         workers = self._new_workers(measured)
-        cursor = Cursor(measured, workers=workers, report=self._report)
+        cursor = Cursor(measured, workers=workers, report=partial(_report, measured.skip_limit))
         rows, num_skipped = [np.empty((0, 2), np.int64)], 0
         try:
             for _, unit, outcomes in cursor.outcomes():
@@ -525,7 +525,7 @@ class Pipeline:
             self._workers = self._started()
             self._cursor = Cursor(
                 self.batched(), self._batches, self._read, self.num_skipped, part,
-                self._workers, self._report,
+                self._workers, partial(_report, self.description.skip_limit),
             )  # fmt: skip
         try:
             made = self._cursor.next()
@@ -548,11 +548,9 @@ class Pipeline:
         self._cursor = None
 
     def _started(self) -> Workers | None:
-        if self._workers is None:
-            workers = self._new_workers(self.batched())
-            if workers is not None:
-                # The cursor and its generators refer to each other, so they outlive this object.
-                self._finalizer = weakref.finalize(self, workers.end)
+        if self._workers is None and (workers := self._new_workers(self.batched())) is not None:
+            # With the last name for this object: cursor and generators do not refer to it.
+            self._finalizer = weakref.finalize(self, workers.end)
             return workers
         return self._workers
 
@@ -562,12 +560,6 @@ class Pipeline:
         from actorflow.data.workers import Workers  # multiprocessing: 20 ms
 
         return Workers(recipe_of(description), description.num_workers)
-
-    def _report(self, why: str, number: int) -> None:
-        if number <= _NAMED or number & (number - 1) == 0:
-            logging.getLogger("actorflow").warning(
-                "skipped sample %d (at most %d): %s", number, self.description.skip_limit, why
-            )
 
     def close(self) -> None:
         """Make a call that waits for a worker raise DataError. From any thread."""
@@ -624,6 +616,13 @@ _MEASURED = 256
 
 _NAMED = 10
 """Skipped samples that get a line each; later ones at powers of two."""
+
+
+def _report(limit: int | None, why: str, number: int) -> None:
+    if number <= _NAMED or number & (number - 1) == 0:
+        logging.getLogger("actorflow").warning(
+            "skipped sample %d (at most %d): %s", number, limit, why
+        )
 
 
 def _check_function(what: str, function: object) -> None:

@@ -183,7 +183,8 @@ def serve(connection: Connection, packed: PackedRecipe, slots: Sequence[SharedFi
     os.setpgid(0, 0)  # ^C and a stop of the group are for the process that started this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
     recipe = packed.open()
-    connection.send(None)
+    with suppress(OSError):  # the data may have ended already
+        connection.send(None)
     while True:
         try:
             number, slot, unit = connection.recv()

@@ -169,9 +169,17 @@ def test_a_pipeline_that_nobody_has_leaves_no_process():
     data = numbers().batch(4).workers(2)
     next(data)
     pids = data.worker_pids
-    del data
-    gc.collect()
-    wait_until_gone(pids)
+    gc.disable()  # no cycle keeps them until it is found
+    try:
+        del data
+        wait_until_gone(pids)
+    finally:
+        gc.enable()
+
+
+def test_workers_that_start_after_the_end_of_the_data_say_nothing(capfd):
+    assert len(list(numbers(1).batch(1).workers(3))) == 1
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_end_of_the_data_ends_the_workers():
