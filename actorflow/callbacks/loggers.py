@@ -112,11 +112,12 @@ class CSV(Logger):
         if run.first_step and self._path.exists():
             with self._path.open(newline="") as before:
                 head, *rows = [*csv.reader(before)] or [columns]
-            if head != columns:
+            if sorted(head) != sorted(columns):
                 raise CompileError(
                     f"{find_source()}: {self._path} has the columns {', '.join(head)}, and this run"
                     f" writes {', '.join(columns)}; give CSV another path"
                 )
+            columns = head  # on another number of ranks outputs may have another order
         # A kill may have cut the last line.
         whole = [row for row in rows if len(row) == len(columns) and row[0].isdigit()]
         kept = [row for row in whole if int(row[0]) <= run.first_step]

@@ -57,6 +57,8 @@ def test_a_table_goes_on_where_the_run_does_and_begins_anew_at_step_0(tmp_path):
         file.write("5,0.2")  # a kill
     log(CSV(path), steps=[3, 4], run=replace(RUN, first_step=2))
     assert path.read_text() == whole
+    log(CSV(path), [3, 4], replace(RUN, first_step=2, outputs=("accuracy", "loss")))
+    assert path.read_text() == whole
     log(CSV(path), steps=[1])
     assert len(rows_of(path)) == 1
     with raises(af.CompileError):
