@@ -104,9 +104,10 @@ def mix(parts: Sequence[Pipeline], weights: Sequence[float], *, seed: int = 0) -
     Raises:
         DataError: a part has batches or no samples, or weights are not one for each part.
     """
-    descriptions = [part.description for part in parts]
-    if not descriptions or any([d.collations or not len(d.samples) for d in descriptions]):
-        raise DataError("mix: expected pipelines of samples; put .batch behind the mixture")
+    descriptions = [part.description for part in parts if isinstance(part, Pipeline)]
+    is_empty = not descriptions or any([not len(d.samples) for d in descriptions])
+    if is_empty or len(descriptions) < len(parts) or any([d.collations for d in descriptions]):
+        raise DataError("mix: expected pipelines, each with samples; put .batch behind the mixture")
     samples = Concatenated([d.samples for d in descriptions])
     order = Mixed(
         tuple([d.order for d in descriptions]),

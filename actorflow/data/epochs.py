@@ -6,6 +6,7 @@ another order where it shuffles. Any other is started again when it ends.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ def epochs_of(source: DataSource, count: int) -> SourcePasses:
     except TypeError:  # it ends, and does not know when
         length = None
     batches = None if length is None else Fraction(length * count)
-    return SourcePasses(count, EpochSource(source, count), batches)
+    return SourcePasses(count, EpochSource(source, count, length), batches)
 
 
 def _of_pipeline(source: Pipeline, count: int) -> SourcePasses:
@@ -86,10 +87,11 @@ class EpochSource:
     Args:
         source: used by this one alone from now on.
         epochs: how often it is read.
+        length: batches that it says a pass has; None where it does not say.
     """
 
-    def __init__(self, source: DataSource, epochs: int) -> None:
-        self._source, self._epochs = source, epochs
+    def __init__(self, source: DataSource, epochs: int, length: int | None = None) -> None:
+        self._source, self._epochs, self._length = source, epochs, length
         self._begin = dict(source.state())
         self._epoch = self._batches = 0
         # Batches of all passes up to the end of each that has ended.
@@ -126,8 +128,14 @@ class EpochSource:
             try:
                 batch = next(self._source)
             except StopIteration:
-                if self._batches == (self._ends[-1] if self._ends else 0):
+                count = self._batches - (self._ends[-1] if self._ends else 0)
+                if not count:
                     raise
+                if self._length not in (None, count):
+                    logging.getLogger("actorflow").warning(
+                        "pass %d of the data had %d batches, and its length is %d, by which the"
+                        " steps of fit(epochs=) are counted", self._epoch + 1, count, self._length
+                    )  # fmt: skip
                 self._ends.append(self._batches)
                 self._epoch += 1
                 if self._epoch < self._epochs:

@@ -10,7 +10,7 @@ from error_texts import raises
 
 import actorflow as af
 from actorflow.data.epochs import EpochSource, epochs_of
-from actorflow.data.source import EndlessSource
+from actorflow.data.source import EndlessSource, as_source
 
 TABLE = {"x": np.arange(20, dtype=np.float32)}
 SPEC = {"x": af.TensorType(af.DType.FLOAT32, (4,))}
@@ -57,6 +57,21 @@ def test_passes_of_a_source_that_knows_them_go_on_where_it_would(make, batches):
     assert [epochs.epoch_of(b + 1) for b in range(count)] == [
         min(3, -(-(b + 1) // per_epoch)) for b in range(count)
     ]
+
+
+@pytest.mark.parametrize(("length", "notes"), [(3, 0), (2, 2), (4, 2)])
+def test_a_length_that_is_none_is_told(length, notes, caplog):
+    class Loader:
+        def __len__(self):
+            return length
+
+        def __iter__(self):
+            return counting(3)()
+
+    epochs = epochs_of(as_source(Loader()), 2)
+    assert epochs.batches == 2 * length
+    assert len(drawn(epochs.source)) == 6
+    assert caplog.text.count(f"had 3 batches, and its length is {length}") == notes
 
 
 def test_passes_begin_where_the_source_stands():
