@@ -12,12 +12,12 @@ from actorflow.data.files import ImageSamples, ParquetSamples, Paths, TextSample
 from actorflow.data.order import Mixed, Passes, checked_weights
 from actorflow.data.pipeline import Pipeline
 from actorflow.data.reading import Description
-from actorflow.data.samples import ArraySamples, Concatenated, DatasetSamples, Samples
+from actorflow.data.samples import ArraySamples, Concatenated, DatasetSamples, Samples, blocks_of
 from actorflow.data.source import DataError, checked_seed
 
 
 def _pipeline(samples: Samples) -> Pipeline:
-    return Pipeline(Description(samples, Passes(len(samples), samples.blocks)))
+    return Pipeline(Description(samples, Passes(len(samples), blocks_of(samples))))
 
 
 def from_arrays(arrays: Mapping[str, npt.NDArray[Any] | Sequence[Any]]) -> Pipeline:

@@ -311,11 +311,6 @@ def _difference(first: Any, own: Any) -> str:
 class TableSamples:
     """The rows of tables that are in memory, such as those of CSV files."""
 
-    blocks: tuple[int, ...] = ()
-
-    def keep_blocks(self, count: int) -> None:
-        """Do nothing: there are none."""
-
     def __init__(self, files: Sequence[str], root: str, parts: Sequence[ColumnArrays]) -> None:
         self._files, self._root = list(files), root
         lengths = [len(next(iter(part.values()))) for part in parts]
@@ -402,11 +397,6 @@ class ImageSamples:
     the order of names.
     """
 
-    blocks: tuple[int, ...] = ()
-
-    def keep_blocks(self, count: int) -> None:
-        """Do nothing: there are none."""
-
     def __init__(self, root: str | os.PathLike[str]) -> None:
         """List the files. Raises DataError where there is no folder with images."""
         _pillow("from_image_folder")
@@ -458,11 +448,6 @@ def _images_below(folder: str) -> list[str]:
 
 class TextSamples:
     """The lines of text files that are not empty, each a sample with `text`."""
-
-    blocks: tuple[int, ...] = ()
-
-    def keep_blocks(self, count: int) -> None:
-        """Do nothing: there are none."""
 
     def __init__(self, paths: Paths) -> None:
         """Find the lines. Raises DataError where there is none."""

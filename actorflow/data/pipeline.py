@@ -35,7 +35,7 @@ from actorflow.data.order import Drawn, Passes, SampleOrder, checked_weights, se
 from actorflow.data.ragged import Grouping, LineOrder
 from actorflow.data.reading import Cursor, Description, num_batches, recipe_of
 from actorflow.data.recipe import Arrays, Collation, Fill
-from actorflow.data.samples import Samples, Staged
+from actorflow.data.samples import Samples, Staged, blocks_of, keep_blocks
 from actorflow.data.source import (
     Batch,
     DataError,
@@ -308,7 +308,7 @@ class Pipeline:
                     f" samples, came {known.dtype}{list(known.shape)}"
                 )
             grouping = replace(grouping, lengths=known.astype(np.int64))
-        own.samples.keep_blocks(len(own.samples.blocks) + 1)  # the next sample may be any
+        keep_blocks(own.samples, len(blocks_of(own.samples)) + 1)  # the next sample may be any
         return self._with(grouping=grouping, drop_last=False)
 
     def workers(self, count: int) -> Pipeline:
@@ -322,7 +322,8 @@ class Pipeline:
 
     def _in_order(self, order: SampleOrder) -> Pipeline:
         samples = self.description.samples
-        samples.keep_blocks(order.blocks_at_once(len(samples.blocks)) + 1)  # and one it begins with
+        # And one that it begins with.
+        keep_blocks(samples, order.blocks_at_once(len(blocks_of(samples))) + 1)
         return self._with(order=order)
 
     def _before_batch(self, what: str) -> None:

@@ -28,7 +28,7 @@ from actorflow.data.recipe import (
     ReadUnit,
     SampleOutcome,
 )
-from actorflow.data.samples import ReadsAhead, Samples, name_of
+from actorflow.data.samples import ReadsAhead, Samples, blocks_of, name_of
 from actorflow.data.source import DataError
 from compiler.contract.html_table import html_table
 
@@ -193,8 +193,8 @@ class Cursor:
         if self.workers is not None:
             return self.workers.run(units)
         samples = self.description.samples
-        if isinstance(samples, ReadsAhead) and samples.blocks:
-            units = self._read_ahead(units, samples, max(samples.blocks))
+        if isinstance(samples, ReadsAhead) and (blocks := blocks_of(samples)):
+            units = self._read_ahead(units, samples, max(blocks))
         return map(recipe_of(self.description).make, units)
 
     def _read_ahead(

@@ -27,13 +27,6 @@ ColumnArrays = dict[str, npt.NDArray[Any]]
 class Samples(Protocol):
     """A numbered set of samples. Used by one thread at a time; pickled to reach a worker."""
 
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """How many samples lie together in each block that is read as one; () for no blocks."""
-
-    def keep_blocks(self, count: int) -> None:
-        """Keep at least the last `count` blocks, once read, for samples that are asked for next."""
-
     def __len__(self) -> int: ...
 
     def row(self, number: int, epoch: int) -> Sample:
@@ -58,6 +51,29 @@ class HasColumns(Protocol):
 
 
 @runtime_checkable
+class HasBlocks(Protocol):
+    """Samples that lie together in blocks, each of which is read as one."""
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """How many samples are in each block."""
+
+    def keep_blocks(self, count: int) -> None:
+        """Keep at least the last `count` blocks, once read, for samples that are asked for next."""
+
+
+def blocks_of(samples: Samples) -> tuple[int, ...]:
+    """Return how many samples are in each block; () for no blocks."""
+    return samples.blocks if isinstance(samples, HasBlocks) else ()
+
+
+def keep_blocks(samples: Samples, count: int) -> None:
+    """Keep at least that many blocks, where there are some."""
+    if isinstance(samples, HasBlocks):
+        samples.keep_blocks(count)
+
+
+@runtime_checkable
 class ReadsAhead(Protocol):
     """Samples in blocks that other threads can read while earlier ones are used."""
 
@@ -75,11 +91,6 @@ class SampleError(DataError):
 
 class ArraySamples:
     """Row i of every array, or of a list of arrays, is sample i. The arrays are read in place."""
-
-    blocks: tuple[int, ...] = ()
-
-    def keep_blocks(self, count: int) -> None:
-        """Do nothing: there are none."""
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any] | Sequence[Any]]) -> None:
         """Take the arrays. Raises DataError where they differ in length, or are no arrays."""
@@ -155,11 +166,6 @@ class DatasetSamples:
     An item is a mapping, or a tuple that `names` gives names to.
     """
 
-    blocks: tuple[int, ...] = ()
-
-    def keep_blocks(self, count: int) -> None:
-        """Do nothing: there are none."""
-
     def __init__(self, dataset: Any, names: Sequence[str] | None) -> None:
         """Take the dataset. Raises DataError where it has no length or no items."""
         if not isinstance(dataset, Sized) or not hasattr(type(dataset), "__getitem__"):
@@ -220,11 +226,11 @@ class Staged:
     @property
     def blocks(self) -> tuple[int, ...]:
         """Those of the samples."""
-        return self.samples.blocks
+        return blocks_of(self.samples)
 
     def keep_blocks(self, count: int) -> None:
         """Have the reader keep that many."""
-        self.samples.keep_blocks(count)
+        keep_blocks(self.samples, count)
 
     def read_ahead(self, numbers: npt.NDArray[np.int64]) -> None:
         """Have the reader begin, if it can."""
@@ -264,13 +270,13 @@ class Concatenated:
     @property
     def blocks(self) -> tuple[int, ...]:
         """Those of the parts, where each has some."""
-        blocks = [part.blocks for part in self.parts]
+        blocks = [blocks_of(part) for part in self.parts]
         return sum(blocks, ()) if all(blocks) else ()
 
     def keep_blocks(self, count: int) -> None:
         """Have each part keep that many."""
         for part in self.parts:
-            part.keep_blocks(count)
+            keep_blocks(part, count)
 
     def __len__(self) -> int:
         return int(self.starts[-1])
