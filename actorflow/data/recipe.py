@@ -355,7 +355,7 @@ def _array(name: str, value: Any, where: Callable[[], str]) -> npt.NDArray[Any]:
         array = np.array(value, np.float32)
     elif array is None and isinstance(value, (bool, int, np.generic)):
         array = np.array(value)
-    if array is None or array.dtype.kind not in "biuf":
+    if array is None or (array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16"):
         came = type(value).__name__ if array is None else f"an array of {array.dtype}"
         raise SampleError(
             f"{where()}: {name!r} is {came}, expected a number or an array of numbers; make one in"

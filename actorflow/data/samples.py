@@ -133,7 +133,14 @@ def owned(value: Any) -> Any:
 
 
 def _rows_hashed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.array([content_hash(row) for row in array]) if array.dtype == object else array
+    """Return what of an array is hashed: of texts, and of rows of several lengths, a hash each."""
+    if array.dtype != object:
+        return array
+    digest = xxhash.xxh3_128_hexdigest
+    hashes = [
+        content_hash(r) if isinstance(r, np.ndarray) else digest(repr(r).encode()) for r in array
+    ]
+    return np.array(hashes)
 
 
 def _with_rows(name: str, value: object) -> npt.NDArray[Any]:

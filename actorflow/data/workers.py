@@ -83,7 +83,8 @@ def _nameless() -> int:
 
 # What lies in a slot: arrays one after the other, each at a multiple of 64 bytes.
 
-_Layout = list[tuple[dict[str, tuple[str, tuple[int, ...], int]] | None, str]]
+_Place = tuple[np.dtype[Any], tuple[int, ...], int]
+_Layout = list[tuple[dict[str, _Place] | None, str]]
 
 
 def _put(slot: SharedFile, made: UnitResult) -> tuple[bool, _Layout]:
@@ -92,11 +93,11 @@ def _put(slot: SharedFile, made: UnitResult) -> tuple[bool, _Layout]:
     layout: _Layout = []
     end = 0
     for row in rows:
-        entry: dict[str, tuple[str, tuple[int, ...], int]] | None = None
+        entry: dict[str, _Place] | None = None
         if row.arrays is not None:
             entry = {}
             for name, array in row.arrays.items():
-                entry[name] = (array.dtype.str, array.shape, end)
+                entry[name] = (array.dtype, array.shape, end)
                 end += -(-array.nbytes // 64) * 64
         layout.append((entry, row.why))
     content = slot.map(max(end, 1))
@@ -122,13 +123,13 @@ def _get(slot: SharedFile, is_batch: bool, layout: _Layout) -> UnitResult:
     ]
 
 
-def _end_of(at: tuple[str, tuple[int, ...], int]) -> int:
+def _end_of(at: _Place) -> int:
     dtype, shape, begin = at
-    return begin + int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    return begin + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
-def _view(content: mmap, dtype: str, shape: tuple[int, ...], begin: int) -> Any:
-    return np.ndarray(shape, np.dtype(dtype), content, begin)
+def _view(content: mmap, dtype: np.dtype[Any], shape: tuple[int, ...], begin: int) -> Any:
+    return np.ndarray(shape, dtype, content, begin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,27 @@ def test_numbers_of_python_become_arrays_that_jobs_take():
     assert batch["a"].shape == (4, 2)
 
 
+def test_bfloat16_is_a_number_like_others():
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    own = np.arange(8).reshape(4, 2).astype(bfloat16)
+    batch = next(af.data.from_arrays({"x": own}).map(dict).batch(4))
+    assert (batch["x"].dtype, batch["x"].tolist()) == (bfloat16, own.tolist())
+    rows = af.data.from_arrays({"x": list(own)})
+    assert next(rows.batch(4, pad={"x": 3}))["x"][:, :2].tolist() == own.tolist()
+
+
+def test_an_array_may_have_objects_of_which_a_map_makes_numbers():
+    def make(*texts):
+        return af.data.from_arrays({"t": np.array(texts, object)}).map(
+            lambda s: {"n": len(str(s["t"]))}
+        )
+
+    data = make("a", None, "bb", 3.5).batch(4)
+    assert next(data)["n"].tolist() == [1, 4, 2, 3]
+    assert data.fingerprint() == make("a", None, "bb", 3.5).batch(4).fingerprint()
+    assert data.fingerprint() != make("a", None, "bc", 3.5).batch(4).fingerprint()
+
+
 def test_a_tuple_of_two_is_x_and_y_and_other_ones_need_names():
     pairs = [(np.full(2, n, np.float32), n) for n in range(4)]
     assert next(af.data.from_dataset(pairs).batch(4))["y"].tolist() == [0, 1, 2, 3]

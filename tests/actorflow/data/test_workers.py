@@ -67,6 +67,13 @@ def test_any_number_of_workers_gives_the_same_batches_from_any_position(ending, 
     assert bits(itertools.islice(other, 11)) == expected[9:]
 
 
+def test_workers_make_batches_of_bfloat16(ending):
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    own = np.arange(8).astype(bfloat16)
+    (batch,) = ending(af.data.from_arrays({"x": own}).batch(8).workers(1))
+    assert (batch["x"].dtype, batch["x"].tolist()) == (bfloat16, own.tolist())
+
+
 def test_workers_make_the_rows_of_any_part_of_a_batch(ending):
     masked = numbers(19).batch(8, drop_last=False, mask="counts")
     packed = numbers(19).map(functions.words).pack(9, batch=8)
