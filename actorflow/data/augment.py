@@ -39,11 +39,14 @@ Image = npt.NDArray[Any]
 Sample = Mapping[str, Any]
 
 
-def _image(sample: Sample, field: str) -> Image:
+def _image(sample: Sample, field: str, reader: str = "") -> Image:
+    """Return the image of a sample, of uint8 for a `reader` that needs values up to 255."""
     image = sample.get(field)
     if not isinstance(image, np.ndarray) or image.ndim != 3:
         came = f"an array of {image.ndim} axes" if isinstance(image, np.ndarray) else repr(image)
         raise DataError(f"augment: expected {field!r} to be [height, width, channels], came {came}")
+    if reader and image.dtype != np.uint8:
+        raise DataError(f"augment: {reader} expected an image of uint8, came {image.dtype}")
     return image
 
 
@@ -173,9 +176,7 @@ class Jitter:
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Return the sample with the colours of its uint8 image changed."""
-        image = _image(sample, self.field)
-        if image.dtype != np.uint8:
-            raise DataError(f"augment: Jitter expected an image of uint8, came {image.dtype}")
+        image = _image(sample, self.field, "Jitter")
         pixels = image.astype(np.float32)
         amounts = (self.brightness, self.contrast, self.saturation)
         light, contrast, colour = (rng.uniform(max(0.0, 1 - x), 1 + x) for x in amounts)
@@ -214,7 +215,7 @@ class Normalize:
 
     def __call__(self, sample: Sample) -> Sample:
         """Return the sample with its image normalised."""
-        image = _image(sample, self.field)
+        image = _image(sample, self.field, "Normalize")
         mean, std = (np.array(values, np.float32) for values in (self.mean, self.std))
         if image.shape[2:] != mean.shape or mean.shape != std.shape:
             raise DataError(
@@ -282,6 +283,8 @@ class CutMix:
     def __call__(self, batch: Sample, rng: np.random.Generator) -> Sample:
         """Return the batch with boxes of itself in another order."""
         images = np.array(batch[self.field])
+        if images.dtype == np.uint8:  # [batch, height, width, channels]
+            raise DataError("augment: CutMix expected images made by Normalize, came uint8")
         classes = _one_hot(batch[self.label], self.num_classes, self.label)
         height, width = images.shape[-2:]
         side = (1 - rng.beta(self.alpha, self.alpha)) ** 0.5

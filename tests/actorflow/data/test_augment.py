@@ -133,6 +133,10 @@ REFUSED = {
     "normalised before": lambda: Resize(3)(Normalize()({"image": photo()})),
     "channels": lambda: Normalize()({"image": photo(channels=1)}),
     "jitter of floats": lambda: Jitter()({"image": np.ones((2, 2, 3))}, np.random.default_rng(0)),
+    "shares of 1": lambda: Normalize()({"image": photo().astype(np.float32) / 255}),
+    "channels last": lambda: CutMix(2)(
+        {"image": np.stack([photo()] * 2), "label": np.array([0, 1])}, np.random.default_rng(0)
+    ),
     "classes": lambda: MixUp(2)(
         {"image": np.ones((2, 3, 4, 4)), "label": np.array([0, 2])}, np.random.default_rng(0)
     ),
