@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
+_ARROW = (OSError, ValueError, TypeError, KeyError, NotImplementedError)
+"""What errors of pyarrow are, by their base classes."""
+
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
 
@@ -42,11 +45,6 @@ def _arrow(what: str) -> Any:
     except ImportError as error:
         raise DataError(f"{what} needs pyarrow: pip install 'actorflow[data]'") from error
     return pyarrow
-
-
-def _of_arrow() -> tuple[type[Exception], ...]:
-    """Return the errors of pyarrow; ValueError is that of names which are no UTF-8."""
-    return (OSError, ValueError, _arrow("a table").ArrowException)
 
 
 def _pillow(what: str) -> Any:
@@ -171,7 +169,7 @@ class ParquetSamples:
         for file, fragment in zip(self._files, self._fragments, strict=True):
             try:
                 own, metadata = fragment.physical_schema, fragment.metadata
-            except _of_arrow() as error:
+            except _ARROW as error:
                 raise DataError(f"from_parquet: {file} cannot be read: {error}") from error
             first = own if first is None else first
             if not own.equals(first):
@@ -191,7 +189,7 @@ class ParquetSamples:
                 partitioning=dataset.partitioning(flavor="hive"),
                 partition_base_dir=self._root,
             )  # fmt: skip
-        except _of_arrow() as error:
+        except _ARROW as error:
             raise DataError(f"from_parquet: {self._files[0]}: {error}") from error
 
     @cached_property
@@ -245,7 +243,7 @@ class ParquetSamples:
             table = fragment.to_table(
                 schema=self._dataset.schema, columns=self._columns, use_threads=False
             )
-        except _of_arrow() as error:
+        except _ARROW as error:
             raise DataError(f"from_parquet: {where} cannot be read: {error}") from error
         return decoded(table, where)
 
@@ -346,7 +344,7 @@ def read_csv(paths: Paths, columns: Sequence[str] | None) -> TableSamples:
     for file in files:
         try:
             table = _csv_table(csv, file, list(columns or ()))
-        except _of_arrow() as error:
+        except _ARROW as error:
             raise DataError(f"from_csv: {file}: {error}") from error
         if not table.num_rows:
             raise DataError(f"from_csv: {file} has no row below its header")

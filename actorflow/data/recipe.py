@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actorflow.data.samples import Dropped, HasColumns, Sample, SampleError, Samples, mapped
-from actorflow.data.source import DataError, plain_array
+from actorflow.data.source import DataError, listed, plain_array, shown
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -84,7 +84,7 @@ class Collation:
         _check_names(rows, where)
         if unknown := [name for name, _ in self.pad if name not in rows[0]]:
             raise DataError(
-                f"{where(0)}: expected pad= lengths for names of {_listed(rows[0])}, came one for"
+                f"{where(0)}: expected pad= lengths for names of {listed(rows[0])}, came one for"
                 f" {unknown[0]!r}"
             )
         batch = {name: self._stacked(name, [row[name] for row in rows], where) for name in rows[0]}
@@ -118,8 +118,8 @@ class Collation:
         for place, row in enumerate(rows):
             if row.shape != first.shape or row.dtype != first.dtype:
                 raise DataError(
-                    f"{where(place)}: {name!r} is {_shown(row)}, and of {where(0)} it is"
-                    f" {_shown(first)}; make them alike in a .map, or give .batch(pad={{{name!r}:"
+                    f"{where(place)}: {name!r} is {shown(row)}, and of {where(0)} it is"
+                    f" {shown(first)}; make them alike in a .map, or give .batch(pad={{{name!r}:"
                     " length})"
                 )
         return np.stack(rows)
@@ -217,8 +217,8 @@ def _check_names(rows: Sequence[Arrays], where: Where) -> None:
     for place, row in enumerate(rows):
         if row.keys() != rows[0].keys() or not row:
             raise DataError(
-                f"{where(place)}: the sample has {_listed(row)}, and {where(0)}"
-                f" {_listed(rows[0])}; all samples of a batch have the same names"
+                f"{where(place)}: the sample has {listed(row)}, and {where(0)}"
+                f" {listed(rows[0])}; all samples of a batch have the same names"
             )
 
 
@@ -228,8 +228,8 @@ def _check_alike(name: str, rows: Sequence[npt.NDArray[Any]], where: Where) -> N
     for place, row in enumerate(rows):
         if not row.ndim or row.shape[1:] != first.shape[1:] or row.dtype != first.dtype:
             raise DataError(
-                f"{where(place)}: {name!r} is {_shown(row)}, and of {where(0)} it is"
-                f" {_shown(first)}; pad= fills up the first axis alone"
+                f"{where(place)}: {name!r} is {shown(row)}, and of {where(0)} it is"
+                f" {shown(first)}; pad= fills up the first axis alone"
             )
 
 
@@ -239,7 +239,7 @@ def _fillers(arrays: Mapping[str, npt.NDArray[Any]], fill: Fill) -> Arrays:
     if unknown := [name for name in numbers if name not in arrays]:
         raise DataError(
             f"pipeline: expected pad= one number, or one for each name of"
-            f" {_listed(arrays)}, came one for {unknown[0]!r}"
+            f" {listed(arrays)}, came one for {unknown[0]!r}"
         )
     out: Arrays = {}
     for name, array in arrays.items():
@@ -248,7 +248,7 @@ def _fillers(arrays: Mapping[str, npt.NDArray[Any]], fill: Fill) -> Arrays:
         if out[name] != number and number == number:
             raise DataError(
                 f"pipeline: expected pad= numbers that the arrays can hold, came {number!r} for"
-                f" {name!r}, which is {_shown(array)}"
+                f" {name!r}, which is {shown(array)}"
             )
     return out
 
@@ -362,11 +362,3 @@ def _array(name: str, value: Any, where: Callable[[], str]) -> npt.NDArray[Any]:
             " a .map, such as by a tokenizer, or leave it out"
         )
     return array
-
-
-def _listed(names: Mapping[str, Any]) -> str:
-    return ", ".join(map(repr, names)) or "nothing"
-
-
-def _shown(array: npt.NDArray[Any]) -> str:
-    return f"{array.dtype}{list(array.shape)}"

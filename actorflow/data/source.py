@@ -267,7 +267,7 @@ def check_batch(batch: object, spec: Mapping[str, TensorType], where: str = "") 
     at = _at(where)
     if not isinstance(batch, Mapping):
         raise DataError(
-            f"batch{at}: expected a dict with the keys {_listed(spec)}, came"
+            f"batch{at}: expected a dict with the keys {listed(spec)}, came"
             f" {type(batch).__name__}; return {{name: array}} from the data source"
         )
     missing = [name for name in spec if name not in batch]
@@ -285,16 +285,16 @@ def check_batch(batch: object, spec: Mapping[str, TensorType], where: str = "") 
 def _keys_message(
     at: str, spec: Mapping[str, Any], batch: Mapping[Any, Any], missing: list[str], extra: list[Any]
 ) -> str:
-    wrong = [f"{_listed(missing)} missing"] if missing else []
-    wrong += [f"{_listed(extra)} unexpected"] if extra else []
+    wrong = [f"{listed(missing)} missing"] if missing else []
+    wrong += [f"{listed(extra)} unexpected"] if extra else []
     return (
-        f"batch{at}: expected the keys {_listed(spec)}, came {_listed(batch)}: {', '.join(wrong)};"
+        f"batch{at}: expected the keys {listed(spec)}, came {listed(batch)}: {', '.join(wrong)};"
         " every batch has the keys of the source's spec()"
     )
 
 
 def _mismatch(name: str, value: npt.NDArray[Any], expected: TensorType, at: str) -> str:
-    head = f"batch[{name!r}]{at}: expected {expected}, came {_shown(value)}; "
+    head = f"batch[{name!r}]{at}: expected {expected}, came {shown(value)}; "
     if value.shape == expected.shape:
         return head + f"convert it in the data source: array.astype(np.{expected.dtype})"
     if value.shape[1:] == expected.shape[1:] and value.ndim == len(expected.shape):
@@ -311,7 +311,7 @@ def _type_of(name: str, given: object, where: str) -> TensorType:
     if dtype is None:
         raise DataError(
             f"batch[{name!r}]{_at(where)}: expected one of the element types"
-            f" {', '.join(_DTYPE_NAMES)}, came {_shown(value)}; convert it with array.astype(...)"
+            f" {', '.join(_DTYPE_NAMES)}, came {shown(value)}; convert it with array.astype(...)"
         )
     return TensorType(dtype, value.shape)
 
@@ -346,13 +346,15 @@ def _not_an_array(name: str, value: object, at: str, expected: str) -> str:
     )
 
 
-def _shown(value: npt.NDArray[Any]) -> str:
+def shown(value: npt.NDArray[Any]) -> str:
+    """Return type and shape of an array, for messages."""
     order = "" if value.dtype.isnative else "byte-swapped "
     return f"{order}{value.dtype.name}[{', '.join(map(str, value.shape))}]"
 
 
-def _listed(names: Any) -> str:
-    return ", ".join(repr(name) for name in names) or "(none)"
+def listed(names: Any) -> str:
+    """Return names, for messages."""
+    return ", ".join(repr(name) for name in names) or "nothing"
 
 
 def _at(where: str) -> str:
@@ -516,7 +518,7 @@ class IterableSource:
         if isinstance(batch, (tuple, list)):
             raise DataError(
                 f"from_iterable ({self._where}): expected a dict or a tuple of {len(self._names)}"
-                f" arrays ({_listed(self._names)}), came one of {len(batch)}; give"
+                f" arrays ({listed(self._names)}), came one of {len(batch)}; give"
                 " from_iterable(..., names=) a name for each"
             )
         named: Mapping[str, Any] = batch
