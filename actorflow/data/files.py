@@ -110,10 +110,16 @@ class ParquetWriter:
             self._flush()
 
     def _flush(self) -> None:
-        table, self._waiting = self._arrow.concat_tables(self._waiting), []
-        if self._writer is None:
-            self._writer = self._arrow.parquet.ParquetWriter(self._file, table.schema)
-        self._writer.write_table(table)
+        try:
+            table, self._waiting = self._arrow.concat_tables(self._waiting), []
+            if self._writer is None:
+                self._writer = self._arrow.parquet.ParquetWriter(self._file, table.schema)
+            self._writer.write_table(table)
+        except ValueError as error:
+            raise DataError(
+                f"{self._what} writes rows of one shape and type, and batches have several:"
+                f" {error}; give to= a function, which gets the arrays of each batch"
+            ) from None
 
 
 def _column(arrow: Any, array: npt.NDArray[Any]) -> Any:

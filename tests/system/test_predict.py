@@ -103,6 +103,22 @@ def test_a_path_that_is_taken_is_an_error_and_what_fails_leaves_no_file(tmp_path
     assert {file.name for file in tmp_path.iterdir()} <= {"there", "plan-cache"}
 
 
+@pytest.mark.parametrize("group_bytes", [8, 1 << 20])
+def test_rows_of_several_shapes_are_no_parquet_file(tmp_path, group_bytes):
+    pytest.importorskip("pyarrow.parquet")
+
+    def write_both():
+        with files.ParquetWriter(tmp_path / "rows", "a test", group_bytes=group_bytes) as write:
+            write({"x": X[:, :2]})
+            write({"x": X[:, :3]})
+
+    with pytest.raises(
+        DataError, match=r"(?s)^a test writes rows of one shape .* give to= a function"
+    ):
+        write_both()
+    assert not (tmp_path / "rows").exists()
+
+
 def test_what_is_no_prediction_is_an_error():
     model = nn.Linear(5, 3)
     with raises(CompileError):
