@@ -331,11 +331,9 @@ def checked_weights(weights: Sequence[float], count: int, what: str) -> tuple[fl
             f"pipeline: expected weights from 0 up, came {numbers[wrong[0]]} for {what}"
             f" {wrong[0]:,}, and {len(wrong) - 1:,} more such"
         )
-    with np.errstate(over="ignore"):
-        total = numbers.sum()
+    total = sum(numbers.tolist())  # which may be infinite
     if not 0 < total < np.inf:
         raise DataError(
-            f"pipeline: expected weights for each {what} of which one is above 0, with a finite"
-            f" sum, came {total}"
+            f"pipeline: expected weights for each {what} with a finite sum above 0, came {total}"
         )
     return tuple(numbers.tolist())

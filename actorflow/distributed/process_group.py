@@ -38,19 +38,23 @@ _MOST_CHARACTERS = 40
 
 def source_difference(own: str, first: str) -> str:
     """Describe the first difference between two fingerprints of a source; "" if they are equal."""
-    # A fingerprint is words apart by ":", "," or ";", each of them "name=value" or a bare value.
-    words = [re.split("[:,;]", text) for text in (own, first)]
-    for mine, its in zip_longest(*words, fillvalue=""):
-        if mine == its:
-            continue
-        names = [word.partition("=")[0] if "=" in word else "" for word in (mine, its)]
-        name = names[0] if names[0] == names[1] else ""
-        # Two hashes tell a reader nothing but that they differ.
-        if all([_HASH.fullmatch(word.rpartition("=")[2]) for word in (mine, its)]):
-            return f"the content of {name!r} is another" if name else "its content is another"
-        if mine.isdecimal() and its.isdecimal():
-            return f"its length is {mine} and not {its}"
-        return f"{_cut(mine) or 'nothing more'} and not {_cut(its) or 'nothing more'}"
+    # A fingerprint is words apart by ":", "," or ";", each of them "name=value" or a bare value. Of
+    # a pipeline it is stages apart by "|", with bare words in brackets: told as a whole.
+    stages = [re.split("[:;|]", text) for text in (own, first)]
+    for pair in zip_longest(*stages, fillvalue=""):
+        words = [re.split("[,()]", stage) for stage in pair]
+        for mine, its in zip_longest(*words, fillvalue=""):
+            if mine == its:
+                continue
+            texts = [word.rpartition("=") for word in (mine, its)]
+            # Two hashes tell a reader nothing but that they differ.
+            if all([_HASH.fullmatch(text[2]) for text in texts]):
+                name = texts[0][0] if texts[0][0] == texts[1][0] else ""
+                return f"the content of {name!r} is another" if name else "its content is another"
+            if mine.isdecimal() and its.isdecimal() and "(" not in pair[0]:
+                return f"its length is {mine} and not {its}"
+            mine, its = pair if "(" in "".join(pair) else (mine, its)
+            return f"{_cut(mine) or 'nothing more'} and not {_cut(its) or 'nothing more'}"
     return ""
 
 

@@ -1,5 +1,6 @@
 """Runs of ranks that have parts of variables and batches, each rank a thread of this process."""
 
+import re
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from rank_threads import RankThreads
 import actorflow as af
 from actorflow import nn
 from actorflow.checkpoint.manager import CheckpointManager
-from actorflow.data import ArraySource, DataError
+from actorflow.data import ArraySource, DataError, from_arrays
 from actorflow.distributed import member as member_module
 from actorflow.distributed.process_group import (
     SINGLE_PROCESS,
@@ -296,6 +297,13 @@ def test_ranks_of_other_data_are_refused_on_all():
         lambda a: check_same_data(a, source(seed=a.rank), 0), f"{other}seed=1 and not seed=0. Each"
     )
     named = [ArraySource({"x": X, "y": X + rank}, batch=4) for rank in range(2)]
+    refused(
+        lambda a: check_same_data(a, named[a.rank], 0), f"{other}the content of 'y' is another."
+    )
+    shuffled = [from_arrays({"x": X}).shuffle(rank).batch(4) for rank in range(2)]
+    stage = f"passes({len(X)},1,None,1) and not passes({len(X)},0,None,1)"
+    refused(lambda a: check_same_data(a, shuffled[a.rank], 0), re.escape(f"{other}{stage}. Each"))
+    named = [from_arrays({"x": X, "y": X + rank}).batch(4) for rank in range(2)]
     refused(
         lambda a: check_same_data(a, named[a.rank], 0), f"{other}the content of 'y' is another."
     )
