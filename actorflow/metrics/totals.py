@@ -187,7 +187,7 @@ class Totals:
             raise DataError(
                 f"{column.line}{column.line and ': '}metric {name!r}: {error}"
             ) from None
-        return value.item() if isinstance(value, np.generic) else value
+        return value.item() if getattr(value, "shape", None) == () else value
 
 
 def _wide(part: Any) -> type[Any]:

@@ -34,6 +34,11 @@ def rows(count, k):
     return count
 
 
+@af.metrics.rule
+def share(count, k):
+    return np.where(count > 0, k / count, 0.0)  # an array without axes
+
+
 def outputs(model, batch):
     z = batch.z.to("float64") - 1e6
     mask = batch.counts
@@ -41,6 +46,7 @@ def outputs(model, batch):
         "deviations": deviations(z, z * z, batch.y, mask=mask),
         "total": total(batch.k, mask=mask),
         "rows": rows(batch.k, mask=mask),
+        "share": share(batch.k, mask=mask),
     }
 
 
@@ -53,6 +59,7 @@ def test_a_rule_gets_sums_over_all_rows_that_count_and_their_number(size):
     want = [Z.astype(np.float64).std(), *Y.mean(0, dtype=np.float64)]
     np.testing.assert_allclose(measured["deviations"], want, rtol=1e-6)
     assert (measured["total"], measured["rows"]) == (K.sum(), ROWS)
+    assert (type(measured["share"]), measured["share"]) == (float, K.sum() / ROWS)
 
 
 def test_a_training_and_its_evaluation_report_it():
