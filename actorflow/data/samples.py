@@ -194,11 +194,11 @@ class DatasetSamples:
             return {name: owned(value) for name, value in item.items()}
         if isinstance(item, (tuple, list)):
             names = self._names or (("x", "y") if len(item) == 2 else ())
-            if len(names) == len(item):
+            if len({*names}) == len(item):
                 return dict(zip(names, map(owned, item), strict=True))
             raise DataError(
                 f"{self.where(number)} is a tuple of {len(item)}, and {len(names)} names are given;"
-                f" give from_dataset(..., names=) a name for each"
+                f" give from_dataset(..., names=) a name of its own for each"
             )
         if self._names is not None and len(self._names) == 1:
             return {self._names[0]: owned(item)}

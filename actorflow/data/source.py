@@ -513,13 +513,13 @@ class IterableSource:
         return self._declared
 
     def _named(self, batch: Any) -> Mapping[str, Any]:
-        if isinstance(batch, (tuple, list)) and len(batch) == len(self._names):
+        if isinstance(batch, (tuple, list)) and len(batch) == len({*self._names}):
             return dict(zip(self._names, batch, strict=True))
         if isinstance(batch, (tuple, list)):
             raise DataError(
                 f"from_iterable ({self._where}): expected a dict or a tuple of {len(self._names)}"
                 f" arrays ({listed(self._names)}), came one of {len(batch)}; give"
-                " from_iterable(..., names=) a name for each"
+                " from_iterable(..., names=) a name of its own for each"
             )
         named: Mapping[str, Any] = batch
         return named

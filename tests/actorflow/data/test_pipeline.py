@@ -392,6 +392,7 @@ REFUSED = {
     "order of draws": lambda d: d.sample(weights=np.ones(6)).shuffle(),
     "mixed batches": lambda d: af.data.mix([d.batch(2)], [1]),
     "mixed arrays": lambda d: af.data.mix([{"n": np.arange(6)}, d], [1, 1]),
+    "one name for two": lambda d: next(af.data.from_dataset([(1, 2)], names="xx").batch(1)),
     "order of turns": lambda d: af.data.mix([d], [1]).shuffle(),
     "state": lambda d: d.batch(2).restore({"kind": "arrays", "batches": 1}),
     "text": lambda d: next(d.map(lambda s: {"t": "text"}).batch(2)),
