@@ -228,12 +228,12 @@ def check_function(function: object) -> None:
 
 def _refusal_of(function: Callable[..., Any], count: int) -> str:
     """Return why a function cannot be called with so many arguments, or nothing."""
+    if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        return "it is a generator or async, and a call runs nothing of such a one"
     try:
         inspect.signature(function).bind(*[None] * count)
-    except TypeError as error:
-        return str(error)
-    except ValueError:  # of a function in C nothing is known
-        return ""
+    except (TypeError, ValueError) as error:  # ValueError: of a function in C nothing is known
+        return str(error) if isinstance(error, TypeError) else ""
     return ""
 
 

@@ -345,10 +345,15 @@ class TakesOne:
         pass
 
 
+class Yields:
+    def on_step(self, step, metrics):
+        yield metrics["loss"]
+
+
 @pytest.mark.parametrize(
     "callbacks",
-    [Heard(), [object()], [Heard], [Misspelt()], [TakesOne()]],
-    ids=["no_list", "no_callback", "class", "misspelt", "arguments"],
+    [Heard(), [object()], [Heard], [Misspelt()], [TakesOne()], [Yields()]],
+    ids=["no_list", "no_callback", "class", "misspelt", "arguments", "generator"],
 )
 def test_what_is_no_callback_is_refused_with_the_users_line(
     mlp, classification, classify, callbacks
