@@ -31,7 +31,7 @@ BUDGET = {
     "actors": 50_300,
     "compiler": 34_100,
     "memory": 4_150,
-    "tests": 125_700,
+    "tests": 126_200,
     "benchmarks": 19_900,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""
