@@ -45,6 +45,9 @@ _ROWS = 14
 of the time of all rows at once, 8 slices of channels 1.25; with 7 runs one core waits for others.
 """
 
+_FEWEST_ROWS = 5
+"""Of a run whose weights are brought in each call: with 3 the whole takes up to 1.4 of the time."""
+
 
 @dataclass(frozen=True, slots=True)
 class SomeImages:
@@ -162,7 +165,7 @@ def cut_of(op: str, attrs: Attrs, roles: Arrays) -> ConvolutionCut | None:
     if is_odd or not weight.flags.c_contiguous:
         return None
     is_held = op == "conv" and attrs.get("held") is True
-    cuts = _held_cuts(roles, integer(attrs, "groups")) if is_held else []
+    cuts = _row_cuts(op, roles, integer(attrs, "groups"), is_held=is_held)
     cuts = [*cuts, _best_cut(op, roles, integer(attrs, "groups"))]
     product = _as_product(attrs, roles) if op == "conv_weight_grad" else None
     tries = [] if product is None else [(*product, (_PRODUCT_SLICES, 1))]
@@ -201,8 +204,8 @@ def _cut_so(
     per_run = -(-len(x) // num_runs)
     chunks: list[SliceRun] = []
     for part in _slices(op, roles, num_slices):
-        if is_held and len(x) <= num_runs:
-            runs = _row_runs(attrs, part, num_runs // len(x))
+        if len(x) < num_runs:
+            runs = _row_runs(op, attrs, part, num_runs // len(x))
         else:
             runs = [(attrs, part, begin) for begin in range(0, len(x), per_run)]
         for run, (own_attrs, own_part, begin) in enumerate(runs):
@@ -224,27 +227,65 @@ def _cut_so(
     return convolution_cut if op == "conv_weight_grad" or _reads_alike(convolution_cut) else None
 
 
-def _row_runs(attrs: Attrs, part: Arrays, count: int) -> list[tuple[Attrs, Arrays, int]]:
-    """Return a convolution as several, each of some rows of an image of y, or of all of them."""
+def _row_runs(op: str, attrs: Attrs, part: Arrays, count: int) -> list[tuple[Attrs, Arrays, int]]:
+    """Return a convolution as several, each of some rows of an image of what it computes.
+
+    The gradient of weights has rows of y. Where a run would see nothing but padding there is one.
+    """
     x, weight, y = part
     if len(x) > 1:
         ones = [(x[i : i + 1], weight, y[i : i + 1]) for i in range(len(x))]
-        return [run for image in ones for run in _row_runs(attrs, image, count)]
-    step, dilation = [integers(attrs, name)[0] for name in ("strides", "dilation")]
-    low, high = [integers(attrs, name) for name in ("low", "high")]
-    span, rows = (weight.shape[2] - 1) * dilation + 1, -(-y.shape[2] // count)
-    runs: list[tuple[Attrs, Arrays, int]] = []
-    for begin in range(0, y.shape[2], rows):
-        end = min(begin + rows, y.shape[2])
-        first, last = begin * step - low[0], (end - 1) * step - low[0] + span
-        # Rows of padding that this run still sees at its top and at its bottom.
-        above, below = max(0, -first), max(0, last - x.shape[2])
-        if first + above >= last - below:  # nothing but padding
+        return [run for image in ones for run in _row_runs(op, attrs, image, count)]
+    is_spread = op == "conv_input_grad"
+    total = (x if is_spread else y).shape[2]
+    count, runs = min(count, total), []
+    for number in range(count):
+        own = (total * number // count, total * (number + 1) // count)
+        run = _rows_of_x(attrs, part, own) if is_spread else _rows_of_y(attrs, part, own)
+        if run is None:
             return [(attrs, part, 0)]
-        run_attrs = {**attrs, "low": (above, *low[1:]), "high": (below, *high[1:])}
-        x_rows = x[:, :, first + above : last - below]
-        runs.append((run_attrs, (x_rows, weight, y[:, :, begin:end]), 0))
+        runs.append((*run, 0))
     return runs
+
+
+def _rows_of_y(attrs: Attrs, part: Arrays, own: tuple[int, int]) -> tuple[Attrs, Arrays] | None:
+    """Return the convolution whose windows are those rows of y; None where none has an element."""
+    x, weight, y = part
+    step, low, _, span = _first_axis(attrs, weight)
+    first, last = own[0] * step - low, (own[1] - 1) * step - low + span
+    # Rows of padding that this run still sees at its top and at its bottom.
+    above, below = max(0, -first), max(0, last - x.shape[2])
+    if first + above >= last - below:
+        return None
+    x_rows = x[:, :, first + above : last - below]
+    return _padded(attrs, above, below), (x_rows, weight, y[:, :, slice(*own)])
+
+
+def _rows_of_x(attrs: Attrs, part: Arrays, own: tuple[int, int]) -> tuple[Attrs, Arrays] | None:
+    """Return the convolution whose windows have elements in those rows of x; None without any."""
+    x, weight, y = part
+    step, low, _, span = _first_axis(attrs, weight)
+    first = max(0, -(-(own[0] + low - span + 1) // step))
+    last = min(y.shape[2] - 1, (own[1] - 1 + low) // step)
+    # How far the first window begins above these rows, and the last one ends below them.
+    above, below = low + own[0] - first * step, last * step - low + span - own[1]
+    if first > last or below < 0 or above < 0:
+        return None
+    x_rows, y_rows = x[:, :, slice(*own)], y[:, :, first : last + 1]
+    return _padded(attrs, above, below), (x_rows, weight, y_rows)
+
+
+def _first_axis(attrs: Attrs, weight: Array) -> tuple[int, int, int, int]:
+    """Return step, padding at both ends, and span of windows along the first axis of space."""
+    step, dilation, low, high = [
+        integers(attrs, name)[0] for name in ("strides", "dilation", "low", "high")
+    ]
+    return step, low, high, (weight.shape[2] - 1) * dilation + 1
+
+
+def _padded(attrs: Attrs, above: int, below: int) -> Attrs:
+    low, high = integers(attrs, "low"), integers(attrs, "high")
+    return {**attrs, "low": (above, *low[1:]), "high": (below, *high[1:])}
 
 
 def _reads_alike(found: ConvolutionCut) -> bool:
@@ -302,12 +343,18 @@ def _best_cut(op: str, roles: Arrays, groups: int) -> tuple[int, int]:
     return best
 
 
-def _held_cuts(roles: Arrays, groups: int) -> list[tuple[int, int]]:
-    """Return slices and runs to try for weights that are there, the best first.
+def _row_cuts(op: str, roles: Arrays, groups: int, *, is_held: bool) -> list[tuple[int, int]]:
+    """Return slices and runs of rows to try for few images, the best first.
 
     Rows of an image, for slices of channels share none of what they read; but few rows are worse.
+    Gradients of weights have none: each run would add up all of them.
     """
     x, weight, y = roles
+    if not is_held:
+        rows = (x if op == "conv_input_grad" else y).shape[2]
+        num_runs = len(x) * min(_ROWS // len(x), rows // _FEWEST_ROWS)
+        is_cut = op != "conv_weight_grad" and len(x) < _CHUNKS <= num_runs
+        return [(1, num_runs)] if is_cut else []
     if len(x) > 1 and (len(x) > _ROWS or y.shape[2] < _ROWS // 2):
         return []
     few = (4, 1) if groups == 1 and len(weight) >= 4 * _SLICE else (1, 1)
