@@ -4,6 +4,7 @@ import copy
 import os
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -146,6 +147,24 @@ def test_a_training_goes_on_from_the_same_bits(plans):
     assert bits(model.state()) == bits(other.state())
     now = {name: array for name, array in model.state().items() if name in Net().init(0).state()}
     np.testing.assert_array_equal(predict.step(model, pictures())["y"], fresh(now, pictures()))
+
+
+@pytest.mark.parametrize("call", ["step", "fit"])
+def test_a_training_takes_the_values_from_a_plan_that_another_thread_steps(plans, call):
+    model, before = odd_values()
+    plans.append(model)
+    with ThreadPoolExecutor(1) as service:
+        first = service.submit(predict.step, model, pictures()).result()["y"]
+        if call == "step":
+            train.step(model, pictures(2))
+        else:
+            data = af.data.ArraySource(pictures(2), batch=2)
+            train.fit(model, data, steps=1, progress=False)
+        after = model.state()
+        assert after[PACKED].tobytes() != before[PACKED].tobytes()
+        now = service.submit(predict.step, model, pictures()).result()["y"]
+    assert (now != first).any()
+    np.testing.assert_array_equal(now, fresh(after, pictures()))
 
 
 def test_plans_for_several_batches_take_turns(plans):
