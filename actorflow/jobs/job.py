@@ -269,14 +269,8 @@ class Job(Generic[M, R]):
             return ()
         plans = [self._plan(job_spec, group, model) for job_spec in job_specs]
         check_same_state(self.name, plans)
-        return tuple(
-            [
-                SpecPlan(spec, plan, job_spec.predicates)
-                for spec, plan, job_spec in zip(
-                    specs_of_source(run_spec.data), plans, job_specs, strict=True
-                )
-            ]
-        )
+        rows = zip(specs_of_source(run_spec.data), plans, job_specs, strict=True)
+        return tuple([SpecPlan(spec, plan, job_spec.predicates) for spec, plan, job_spec in rows])
 
     def stream(
         self, model: M, data: DataSource, *, steps: int | None = None, on_nan: str = "raise"
@@ -639,12 +633,14 @@ class Job(Generic[M, R]):
 
     def _traces(self, model: M) -> TraceCache:
         memo: Memo[TraceCache] = model.memo()
-        # Kept by the model, so the graphs go with it.
-        return memo.get(self) or memo.set(self, self._new_traces())
+        if traces := memo.get(self):
+            return traces
+        name, function, options = self.name, self._function, self.options
 
-    def _new_traces(self) -> TraceCache:
+        # Without the job, which what a model has of it would keep alive, with all that it opened.
         def trace(model: Module, spec: Mapping[str, TensorType]) -> Graph:
-            return trace_job(self.name, self._function, self.options, model, spec, self.devices)
+            return trace_job(name, function, options, model, spec, devices_of(options))
 
-        options = self.options
-        return TraceCache(self.name, self._function, options.optimizer, trace, options.max_plans)
+        # Kept by the model, so the graphs go with it.
+        traces = TraceCache(name, function, options.optimizer, trace, options.max_plans)
+        return memo.set(self, traces)

@@ -108,9 +108,10 @@ class _KnownPlan:
 
 
 class OpenModel:
-    """One runner that is stepped on one model; a model that is dropped ends its runner's plans.
+    """One runner that is stepped on one model; when it is dropped, its runner's plans end.
 
-    It holds the cells of the parameters, never the model. The job has threads take turns.
+    It holds the cells of the parameters, never the model, so what a model has of it goes with the
+    model. The job has threads take turns.
 
     Args:
         model: its parameters are kept in step with the runner.
@@ -134,8 +135,8 @@ class OpenModel:
         self._packed: PackedValues | None = None
         # The arrays that the plan has, by identity: cells never change theirs in place.
         self._seen: dict[str, Array] = {}
-        # A bound method of the runner, which must not lead to the model: it would never be dropped.
-        self._when_dropped = weakref.finalize(model, runner.drop)
+        # Not with the model: a predictor may outlive it, and its thread be in a step.
+        self._when_dropped = weakref.finalize(self, runner.drop)
 
     @property
     def signature(self) -> ModelSignature:
@@ -225,7 +226,7 @@ class OpenModel:
 
     def close(self) -> dict[str, Array]:
         """End the plan; the model has the newest values. Return all variables as they were left."""
-        self._when_dropped.detach()  # or it would keep this runner as long as the model
+        self._when_dropped.detach()  # or it would keep this runner as long as this
         self.runner.close()
         return self.variables()
 

@@ -1,7 +1,9 @@
 """`job.predictor`: a job that is open to be called, by several threads, also in one batch."""
 
+import gc
 import os
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +14,9 @@ from error_texts import raises
 import actorflow as af
 from actorflow import nn
 from actorflow.data import DataError
+from actorflow.jobs.job import Job
 from actorflow.run.predictor import Predictor
+from actorflow.run.runner import Runner
 from compiler.contract.errors import CompileError
 
 WAIT_MS = 60_000
@@ -170,6 +174,42 @@ def test_an_interrupt_is_of_one_caller_and_the_others_are_answered():
     assert len(answers) == 4
     for seed, x in answers:
         np.testing.assert_array_equal(x, rows(1, seed) * 2)
+
+
+def test_a_predictor_outlives_its_model_also_where_a_step_is_the_end_of_that():
+    models = [Net().init(0)]
+    expected, gone = formula(models[0], rows(3)), weakref.ref(models[0])
+
+    def forgets(h):
+        models.clear()
+        gc.collect()
+        return True
+
+    @af.job(train=False)
+    def checked(model, batch):
+        af.debug.check(batch.x, forgets)
+        return model.down(af.tanh(model.up(batch.x)))
+
+    with checked.predictor(models[0], {"x": rows(3)}) as predict:
+        for _ in range(3):
+            y = predict({"x": rows(3)})["output"]
+            np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+        assert gone() is None
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_predictor_that_is_dropped_leaves_nothing_with_the_model(model, is_closed):
+    def live(kind):
+        gc.collect()
+        return sum([isinstance(thing, kind) for thing in gc.get_objects()])
+
+    before = live(Runner), live(Job)
+    predict = scores.predictor(model, {"x": rows(3)})
+    predict({"x": rows(3)})
+    if is_closed:
+        predict.close()
+    del predict
+    assert (live(Runner), live(Job)) == before
 
 
 def helpers_ns():
