@@ -80,10 +80,12 @@ class Predictor:
         self._max_wait_s = None if max_wait_ms is None else max_wait_ms / 1e3
         # Rows of a batch that callers fill together; 0 where each gives a whole one.
         self._size = 0 if max_wait_ms is None else min([type_.shape[0] for type_ in spec.values()])
-        # `_changed` guards what waits for a batch, and whether a caller is gathering one.
-        self._changed = threading.Condition()
+        # `_lock` guards what waits for a batch, and whose caller is gathering one. It is taken by
+        # itself: to enter a Condition is code of Python, in which a ^C leaves it locked.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._requests: list[_PendingRows] = []
-        self._is_gathering = False
+        self._gatherer: _PendingRows | None = None
         self._batch = {n: np.zeros(t.shape, t.dtype.value) for n, t in spec.items() if self._size}
         opened.load()  # so that the first request does not wait for it
 
@@ -100,17 +102,17 @@ class Predictor:
             with self._turn:
                 return self._step(batch)
         request = _PendingRows(batch, self._count(batch))
-        with self._changed:
-            self._requests.append(request)
-            self._changed.notify_all()  # whoever gathers may have enough now
         try:
+            with self._lock:
+                self._requests.append(request)
+                self._changed.notify_all()  # whoever gathers may have enough now
             while request.outputs is None:
                 if request.error is not None:
                     raise request.error
                 self._attend(request, self._max_wait_s)
         finally:
             if request.outputs is None:  # an interrupt: nobody wants the answer
-                with self._changed:
+                with self._lock:
                     self._requests = [one for one in self._requests if one is not request]
         return request.outputs
 
@@ -152,53 +154,60 @@ class Predictor:
 
     def _attend(self, own: _PendingRows, max_wait_s: float) -> None:
         """Wait for the answer to a request, or be the one who gathers a batch and computes it."""
-        with self._changed:
-            if own.is_answered:
-                return
-            if self._is_gathering or own not in self._requests:
-                self._changed.wait()  # for who gathers, or computes these rows
-                return
-            self._is_gathering = True
-            try:
-                taken = self._gather(time.monotonic() + max_wait_s)
-            finally:
-                # The next one may gather while this batch is computed.
-                self._is_gathering = False
-                self._changed.notify_all()
+        taken: list[_PendingRows] = []
         try:
-            self._answer(taken)
-        except Exception as error:
-            for request in taken:
-                request.error = error
-        except BaseException:
-            # An interrupt is of this caller: another one computes what the others wait for.
-            with self._changed:
-                self._requests = [one for one in taken if one is not own] + self._requests
-            raise
-        finally:
-            with self._changed:
+            with self._lock:
+                if own.is_answered:
+                    return
+                if self._gatherer is not None or own not in self._requests:
+                    self._changed.wait()  # for who gathers, or computes these rows
+                    return
+                self._gatherer = own
+                self._gather(taken, time.monotonic() + max_wait_s)
+                self._gatherer = None  # the next one may gather while this batch is computed
                 self._changed.notify_all()
+            self._answer(taken)
+            with self._lock:
+                self._changed.notify_all()
+        except BaseException:
+            # An interrupt is of this caller: others gather, and compute what was taken of them.
+            with self._lock:
+                if self._gatherer is own:
+                    self._gatherer = None
+                known = [own, *self._requests]
+                left = [one for one in taken if one not in known and not one.is_answered]
+                self._requests = left + self._requests
+                self._changed.notify_all()
+            raise
 
-    def _gather(self, until_s: float) -> list[_PendingRows]:
+    def _gather(self, taken: list[_PendingRows], until_s: float) -> None:
         """Wait for a full batch, at most until then, and take the oldest that one batch holds."""
         while sum([request.count for request in self._requests]) < self._size:
             if not self._changed.wait(max(0.0, until_s - time.monotonic())):
                 break
-        taken: list[_PendingRows] = []
         room = self._size
         while self._requests and self._requests[0].count <= room:
-            taken.append(self._requests.pop(0))
+            taken.append(self._requests[0])  # first, so that an interrupt loses none of them
+            del self._requests[0]
             room -= taken[-1].count
-        return taken
 
     def _answer(self, requests: list[_PendingRows]) -> None:
-        with self._turn:
-            for name, whole in self._batch.items():
-                rows = [request.rows[name] for request in requests]
-                filled = sum([request.count for request in requests])
-                np.concatenate(rows, out=whole[:filled])
-                whole[filled:] = 0
-            outputs = self._step(self._batch)
+        """Compute the rows of some callers; what is raised is the answer of whose rows it is."""
+        try:
+            with self._turn:
+                for name, whole in self._batch.items():
+                    rows = [request.rows[name] for request in requests]
+                    filled = sum([request.count for request in requests])
+                    np.concatenate(rows, out=whole[:filled])
+                    whole[filled:] = 0
+                outputs = self._step(self._batch)
+        except Exception as error:
+            for request in requests:
+                if len(requests) == 1:
+                    request.error = error
+                else:  # each by itself, since the rows of one may be at fault
+                    self._answer([request])
+            return
         begin = 0
         for request in requests:
             end = begin + request.count

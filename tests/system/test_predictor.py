@@ -1,7 +1,10 @@
 """`job.predictor`: a job that is open to be called, by several threads, also in one batch."""
 
 import gc
+import inspect
+import linecache
 import os
+import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -210,6 +213,79 @@ def test_a_predictor_that_is_dropped_leaves_nothing_with_the_model(model, is_clo
         predict.close()
     del predict
     assert (live(Runner), live(Job)) == before
+
+
+class Doubling:
+    """What is stepped: it doubles, and refuses a batch with a row of the number 13."""
+
+    def load(self):
+        pass
+
+    def step(self, batches):
+        if (batches[0]["x"] == 13).any():
+            raise ValueError("thirteen")
+        return {"x": batches[0]["x"] * 2}
+
+
+def doubling(size, max_wait_ms):
+    spec = {"x": af.TensorType(af.DType.FLOAT32, (size, 8))}
+    return Predictor(Doubling(), spec, "here", max_wait_ms)
+
+
+def test_an_error_is_of_the_caller_whose_rows_raise_it():
+    predict = doubling(4, WAIT_MS)
+
+    def ask(number):
+        try:
+            return predict({"x": np.full((1, 8), number, np.float32)})["x"][0, 0]
+        except ValueError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, (1, 13, 2, 3))) == [2, "thirteen", 4, 6]
+
+
+def interrupt_at(count):
+    """Raise KeyboardInterrupt in this thread at line `count` of the predictor's module, once.
+
+    Not at a `with`, where no signal comes between a lock and the block that lets it go again.
+    """
+    left, file = [count], inspect.getsourcefile(Predictor)
+
+    def watch(frame, event, argument):
+        if frame.f_code.co_filename != file:
+            return None
+        line = linecache.getline(file, frame.f_lineno)
+        if event == "line" and not line.lstrip().startswith("with "):
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+        return watch
+
+    sys.settrace(watch)
+
+
+def test_an_interrupt_at_any_line_loses_no_request_of_another_caller():
+    def ask(predict, count):
+        before = sys.gettrace()
+        interrupt_at(count)
+        try:
+            predict({"x": rows(1, 1)})
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    with ThreadPoolExecutor(2) as pool:
+        for count in range(1, 80):
+            predict = doubling(2, 5)  # so long one waits for the other
+            is_interrupted = pool.submit(ask, predict, count)
+            answer = pool.submit(predict, {"x": rows(1)})
+            np.testing.assert_array_equal(answer.result(WAIT_MS / 1e3)["x"], rows(1) * 2)
+            # Nothing is left behind, either: a full batch is computed at once.
+            np.testing.assert_array_equal(predict({"x": rows(2)})["x"], rows(2) * 2)
+            assert is_interrupted.result() or count > 15
 
 
 def helpers_ns():
