@@ -185,23 +185,7 @@ class Run:
             self._fill(values)
         for name, array in numbers.items():
             self.bound.variables.keep(name, array)
-        # Whoever is in a debugger may take his time, and a driven run stands where its caller does.
-        is_patient = is_driven or have_breakpoint([field.name for field in plan.fields])
-        stall_seconds = 0.0 if is_patient else settings.stall_seconds
-        self.loop = Loop(
-            self.bound,
-            LoopOptions(
-                # None is no limit. Of several ranks none begins a step before the coordinator
-                # granted it.
-                window=None if distributed is None else 0,
-                watch=WatchdogOptions(stall_seconds, folder=context.directory or settings.dump),
-                drive=CallersThread() if is_driven else None,
-                timeline=None if self._trace is None else self._trace.timeline,
-                on_finished=self._finish,
-                on_failure=self._release,
-                prepare_thread=quiet_floating_point,
-            ),
-        )
+        self.loop = Loop(self.bound, self._loop_options(is_driven=is_driven))
         self._variables: LiveVariables | None = LiveVariables(
             plan,
             self.bound.variables,
@@ -210,6 +194,25 @@ class Run:
             is_stepped=context.is_stepped,
             holder=None if beside is None else beside.variables,
             writes=context.writes,
+        )
+
+    def _loop_options(self, *, is_driven: bool) -> LoopOptions:
+        plan, context, settings = self.plan, self._context, self._context.settings
+        # Whoever is in a debugger may take his time, and a driven run stands where its caller does.
+        is_patient = is_driven or have_breakpoint([field.name for field in plan.fields])
+        stall_seconds = 0.0 if is_patient else settings.stall_seconds
+        caller = CallersThread()
+        return LoopOptions(
+            # None is no limit. Of several ranks none begins a step before the coordinator
+            # granted it.
+            window=None if self._ranks.distributed is None else 0,
+            watch=WatchdogOptions(stall_seconds, folder=context.directory or settings.dump),
+            drive=caller if is_driven else None,
+            settle=caller.settle,
+            timeline=None if self._trace is None else self._trace.timeline,
+            on_finished=self._finish,
+            on_failure=self._release,
+            prepare_thread=quiet_floating_point,
         )
 
     def _distributed_run(self) -> DistributedRun | None:

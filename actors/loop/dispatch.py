@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from actors.loop.bound import BoundPlan
 
 
-def _prepare_nothing() -> None:
-    """Prepare nothing."""
+def _do_nothing() -> None:
+    """Do nothing."""
 
 
 def _report(text: str) -> None:
@@ -87,6 +87,8 @@ class LoopOptions:
         drive: Makes the loop a driven one: it has no thread, and whoever calls it runs what can
             run, one thread at a time. This is called with what does so, and returns what that
             returns. For a plan that was loaded for one thread.
+        settle: Called on the thread that ran a driven loop when it may be asked for anything again.
+            What it raises is the caller's.
         source_timeout_s: How long `close` waits for sources, instead.
         report: Receives a text for every source's thread that `close` leaves behind, and for every
             stall; by default a warning in the log "actorflow".
@@ -96,11 +98,12 @@ class LoopOptions:
     clock: Clock = time.perf_counter_ns
     on_finished: Callable[[], object] | None = None
     on_failure: Callable[[BaseException], object] | None = None
-    prepare_thread: Callable[[], object] = _prepare_nothing
+    prepare_thread: Callable[[], object] = _do_nothing
     window: int | None = None
     watch: WatchdogOptions | None = None
     join_timeout_s: float = 10.0
     drive: Callable[[Callable[[], bool]], bool] | None = None
+    settle: Callable[[], object] = _do_nothing
     source_timeout_s: float = 2.0
     report: Callable[[str], object] = _report
 

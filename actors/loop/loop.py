@@ -237,6 +237,7 @@ class Loop:
             finally:
                 self._driver = 0
                 self._turn.release()
+                self._options.settle()
 
     def _wait_for_turn(self) -> None:
         """Have a driven loop that is halted end; one that this thread runs does so later."""

@@ -91,6 +91,59 @@ def test_an_interrupt_comes_when_the_step_is_whole(train):
     assert heard == [signal.SIGINT]
 
 
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_handler_of_a_signal_may_read_the_model_and_leave_when_the_step_is_whole(train, which):
+    model, other, read = Net(), Net(), []
+    other.load(model.init(0).state())
+
+    def interrupting(model, batch):
+        h = model.up(batch.x)
+        af.debug.check(h, lambda h: signal.raise_signal(which) or True)
+        return af.cross_entropy(model.down(af.relu(h)), batch.y)
+
+    def leave(number, frame):
+        read.append(model.state())
+        raise SystemExit(number)
+
+    torn = af.job(interrupting, optimizer=af.optim.AdamW(1e-2))
+    before = signal.signal(which, leave)
+    try:
+        for count, batch in enumerate(batches(2), 1):
+            with pytest.raises(SystemExit):
+                torn.step(model, batch)
+            assert signal.getsignal(which) is leave
+            train.step(other, batch)
+            assert len(read) == count
+            for name, array in other.state().items():
+                np.testing.assert_array_equal(read[-1][name], array)
+                np.testing.assert_array_equal(model.state()[name], array)
+    finally:
+        signal.signal(which, before)
+
+
+def test_of_two_signals_in_a_step_both_are_handled(train):
+    heard, model = [], Net()
+
+    def interrupting(model, batch):
+        h = model.up(batch.x)
+        af.debug.check(h, lambda h: not [signal.raise_signal(number) for number in numbers * 2][9:])
+        return {"y": h}
+
+    def raises(number, frame):
+        heard.append(number)
+        raise ValueError(number)
+
+    numbers = [signal.SIGTERM, signal.SIGUSR1]
+    before = [signal.signal(number, raises) for number in numbers]
+    try:
+        with pytest.raises(ValueError):
+            af.job(interrupting, train=False).step(model, batches(1)[0])
+        assert sorted(heard) == sorted(numbers)
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
 def test_threads_step_one_model_in_turn_and_read_it_meanwhile(train, new_threads):
     model, seen = Net(), []
     train.step(model, batches()[0])

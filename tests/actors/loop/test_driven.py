@@ -123,6 +123,24 @@ def test_an_interrupt_before_anything_ran_leaves_it_to_the_next_who_calls(driven
         assert len(seen) == 3
 
 
+def test_what_settles_may_ask_for_more_and_its_error_is_the_callers(driven):
+    seen, settled = [], []
+
+    def settle():
+        settled.append(len(seen))
+        if settled[-1] == 1:
+            loop.admit(1)
+            raise KeyError("settled")
+
+    options = LoopOptions(drive=DRIVEN.drive, settle=settle)
+    with driven(options, sink=lambda tokens: seen.append(1)) as loop:
+        with pytest.raises(KeyError, match="settled"):
+            loop.admit(1)
+        assert len(seen) == settled[-1] == 2
+        loop.end()
+        assert loop.wait()
+
+
 @pytest.mark.parametrize("reading", [*range(4, 12)])
 def test_an_interrupt_between_two_launches_is_the_failure_of_the_run(driven, reading):
     error, readings = Interrupt(), []
