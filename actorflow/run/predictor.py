@@ -75,7 +75,7 @@ class Predictor:
         self._opened, self._spec, self._where = opened, dict(spec), where
         self._arrays = [(n, np.dtype(t.dtype.value), t.shape) for n, t in spec.items()]
         self._threads = threads
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()  # a handler of a signal may close it within a call
         self._is_closed = False
         self._max_wait_s = None if max_wait_ms is None else max_wait_ms / 1e3
         # Rows of a batch that callers fill together; 0 where each gives a whole one.

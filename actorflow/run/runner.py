@@ -384,7 +384,7 @@ class Runner:
         """Return what steps the plan, opened if it is not."""
         plans, current = self._plans, self._plans.current
         if current is not None:
-            current.run.loop.check_process()
+            current.run.loop.check_caller()
             if current.run.plan is self.plan and current.run.variables.has_turn:
                 return current
             opened = plans.turn_to(self.plan, self.predicates)
@@ -474,6 +474,7 @@ class Runner:
     def _end_stepping(self, apart: str = "") -> None:
         stepping = self._plans.current
         if stepping is not None and not stepping.run.loop.is_inherited:
+            stepping.run.loop.check_caller()
             self._plans.current = None
             with closing(stepping.run), closing(self._plans):
                 stepping.run.loop.end()

@@ -124,6 +124,16 @@ class Loop:
                 " multiprocessing's 'spawn'"
             )
 
+    def check_caller(self) -> None:
+        """Do what `check_process` does. Raises RuntimeError on the thread that runs the plan."""
+        self.check_process()
+        if self._driver == threading.get_ident() or threading.current_thread() is self._thread:
+            raise RuntimeError(
+                f"the thread that runs plan {self._dispatcher.bound.plan.name!r} would wait for"
+                " itself: its values are not read or written, and it is not stepped or closed, by"
+                " what its own step calls; do so after the step"
+            )
+
     def admit(self, steps: int) -> None:
         """Permit `steps` more steps of every source.
 
@@ -251,9 +261,7 @@ class Loop:
 
         Raises RuntimeError on that thread itself, where waiting for the visit would deadlock.
         """
-        self.check_process()
-        if self._driver == threading.get_ident() or threading.current_thread() is self._thread:
-            raise RuntimeError("the thread that runs a plan cannot wait for a visit to it")
+        self.check_caller()
         self._dispatcher.run_when_quiescent(visit)
         self._drive()
 

@@ -4,6 +4,7 @@ import gc
 import inspect
 import linecache
 import os
+import signal
 import sys
 import threading
 import weakref
@@ -213,6 +214,38 @@ def test_a_predictor_that_is_dropped_leaves_nothing_with_the_model(model, is_clo
         predict.close()
     del predict
     assert (live(Runner), live(Job)) == before
+
+
+@pytest.mark.host("a device has streams of its own")
+@pytest.mark.parametrize("call", ["step", "close"])
+def test_a_step_that_asks_for_its_own_plan_is_told_so(model, call):
+    def asks(h):
+        predict({"x": rows(3)}) if call == "step" else predict.close()
+
+    @af.job(train=False)
+    def asking(model, batch):
+        af.debug.check(batch.x, asks)
+        return model.up(batch.x)
+
+    predict = asking.predictor(model, {"x": rows(3)})
+    with predict, pytest.raises(af.CheckFailed, match="would wait for itself"):
+        predict({"x": rows(3)})
+
+
+def test_a_handler_of_a_signal_may_close_a_predictor_within_a_call(model):
+    @af.job(train=False)
+    def stopped(model, batch):
+        af.debug.check(batch.x, lambda x: signal.raise_signal(signal.SIGTERM) or True)
+        return model.up(batch.x)
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: predict.close())
+    try:
+        predict = stopped.predictor(model, {"x": rows(3)})
+        assert predict({"x": rows(3)})["output"].shape == (3, 16)
+        with pytest.raises(CompileError, match="it was closed"):
+            predict({"x": rows(3)})
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Doubling:

@@ -103,7 +103,7 @@ def test_the_thread_that_runs_a_plan_is_told_that_it_cannot_wait_for_itself(pipe
         loop.admit(1)
         loop.end()
         assert loop.wait(PATIENCE)
-    assert errors == ["the thread that runs a plan cannot wait for a visit to it"]
+    assert ["would wait for itself" in error for error in errors] == [True]
 
 
 def test_a_listener_of_a_run_that_fails_meanwhile_is_let_go(pipeline, bodies):
