@@ -279,8 +279,9 @@ class VariableMemory:
 
         Raises DeviceFailure or DeviceFault where one of them has failed.
         """
-        if name in self._views.borrowed:
-            return self._views.borrowed[name]
+        # One look: another thread may release it meanwhile, which says so first.
+        if (borrowed := self._views.borrowed.get(name)) is not None:
+            return borrowed
         if self._views.is_released(name):
             array = np.empty(self._types[name].shape, numpy_dtype(self._types[name].dtype))
             self._operands[name][0].unpack(array)

@@ -205,6 +205,28 @@ def test_who_has_the_variables_keeps_their_memory_and_reads_copies(small, fake_p
     assert (kept.tolist(), variables.read("net.weight").tolist()) == ([1, 2], [9, 9])
 
 
+class _Released(dict):
+    """What is borrowed, which another thread releases as soon as somebody has asked for it."""
+
+    is_asked = False
+
+    def __contains__(self, name):
+        was_here = super().__contains__(name)
+        if self.is_asked:
+            self.clear()
+        return was_here
+
+
+def test_a_variable_may_be_released_while_it_is_read(small, fake_port, fake_kernel):
+    array = np.array([1, 2], np.float32)
+    memory = PlanMemory(borrowed=_Released({"net.weight": array}))
+    ports = {"data": fake_port(), "log": fake_port()}
+    device = HostDevice({"grad": fake_kernel(), "update": fake_kernel()})
+    bound = load_on(small.plan(), ports, (device,), memory=memory)
+    memory.borrowed.is_asked = True
+    assert bound.variables.read("net.weight") is array
+
+
 def test_missing_and_unknown_ports_are_named(small, fake_port):
     with raises(ValueError):
         load(small.plan(), {"data": fake_port(), "date": fake_port()}, {})
