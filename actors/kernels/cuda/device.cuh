@@ -256,6 +256,8 @@ AF_FUNCTION float af_expf(float x) { return expf(x); }
 AF_FUNCTION float af_logf(float x) { return logf(x); }
 AF_FUNCTION float af_tanhf(float x) { return tanhf(x); }
 AF_FUNCTION float af_erff(float x) { return erff(x); }
+AF_FUNCTION float af_sinf(float x) { return sinf(x); }
+AF_FUNCTION float af_cosf(float x) { return cosf(x); }
 
 /* Remainders with the sign of the divisor; of integers by 0: 0. */
 AF_FUNCTION int64_t af_mod_int(int64_t a, int64_t b) {

@@ -35,7 +35,7 @@ _INCLUDE = re.compile(r'^#include "([a-z_]+\.h)"$', re.MULTILINE)
 class CFunction:
     """A launch in C: the text of `int32_t NAME(void *arguments)`, static functions included.
 
-    The text may use runtime.h, sums.h and af_math.h; every name at file scope begins with
+    The text may use runtime.h, sums.h, af_math.h and angles.h; every name at file scope begins with
     `name`, so that the functions of a plan can stand in one file. `about` says to a person what it
     computes; it may quote a plan, which may come from anywhere, so it never reaches the compiler.
     """
@@ -335,7 +335,7 @@ def _text_with(functions: list[CFunction]) -> str:
 
 @functools.cache
 def _headers() -> str:
-    return _with_includes('#include "runtime.h"\n#include "sums.h"\n#include "af_math.h"\n')
+    return _with_includes('#include "runtime.h"\n#include "sums.h"\n#include "angles.h"\n')
 
 
 def _is_loaded_alone(function: CFunction) -> bool:

@@ -17,8 +17,8 @@ movement         copy, reshape, pad and concat
 reduce           reductions over middle axes; sort and recurrences
 
 runtime.c has the pool of threads and the runner of chains; the C files include runtime.h. af_math.h
-has functions of a float, sums.h sums in a fixed order, tiles.h and packing.h products of small
-matrices. Each other *.c belongs to the file of native, library or host that names it.
+and angles.h have functions of a float, sums.h sums in a fixed order, tiles.h and packing.h products
+of small matrices. Each other *.c belongs to the file of native, library or host that names it.
 
 It imports `actors.kernels.{common, library, program}`, `actors.machine` and `compiler.contract`. It
 must not import reference or cuda.

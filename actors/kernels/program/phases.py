@@ -28,8 +28,8 @@ _WEIGHTS = {
         (4, ("div", "reciprocal")),
         (6, ("sqrt", "rsqrt")),
         (12, ("exp", "log", "tanh")),
-        (25, ("erf", "mod", "philox", "floordiv", "log2", "log10")),
-        (60, ("pow", "sin", "cos", "erfc", "expm1", "log1p", "atan2")),
+        (25, ("erf", "sin", "cos", "mod", "philox", "floordiv", "log2", "log10")),
+        (60, ("pow", "erfc", "expm1", "log1p", "atan2")),
     )
     for op in ops
 }

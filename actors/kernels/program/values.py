@@ -103,10 +103,10 @@ _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": 
 _ARITHMETIC = {"add": "+", "sub": "-", "mul": "*"}
 _LOGIC = {"and": "&", "or": "|", "xor": "^"}
 
-_MATH_H = "sqrt erfc log1p expm1 log2 log10 atan2 sin cos floor ceil"
+_MATH_H = "sqrt erfc log1p expm1 log2 log10 atan2 floor ceil"
 _FUNCTIONS = {
     **{op: (f"{op}f", op) for op in _MATH_H.split()},
-    **{op: (f"af_{op}f", op) for op in ("exp", "log", "tanh", "erf")},
+    **{op: (f"af_{op}f", op) for op in ("exp", "log", "tanh", "erf", "sin", "cos")},
     "round": ("rintf", "rint"),
     "abs": ("fabsf", "fabs"),
     "pow": ("af_powf", "af_pow"),

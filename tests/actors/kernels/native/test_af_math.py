@@ -1,4 +1,4 @@
-"""The functions of af_math.h against float64, over float32's whole range."""
+"""The functions of af_math.h and angles.h against float64, over float32's whole range."""
 
 from __future__ import annotations
 
@@ -13,14 +13,23 @@ from actors.kernels.library.launch import native_launch
 from actors.kernels.library.runtime import CFunction
 from compiler.contract.types import from_bits, to_bits
 
-ERRORS = {"af_expf": 1.1, "af_logf": 1.0, "af_tanhf": 2.6, "af_erff": 2.5}
-"""The table of the header: units in the last place of the float32 result."""
+ERRORS = {
+    "af_expf": 1.1,
+    "af_logf": 1.0,
+    "af_tanhf": 2.6,
+    "af_erff": 2.5,
+    "af_sinf": 1.0,
+    "af_cosf": 1.0,
+}
+"""The tables of the headers: units in the last place of the float32 result."""
 
 REFERENCE = {
     "af_expf": np.exp,
     "af_logf": np.log,
     "af_tanhf": np.tanh,
     "af_erff": np.vectorize(math.erf, otypes=[np.float64]),
+    "af_sinf": np.sin,
+    "af_cosf": np.cos,
 }
 STEP = {"af_erff": 104_729}
 """Every how many bit patterns are tried; erf's reference is slow."""
