@@ -249,7 +249,8 @@ def user_stack_dump() -> str:
     stacks, main = thread_stacks(), threading.main_thread()
     threads = [t for t in threading.enumerate() if t is not threading.current_thread()]
     others = [t for t in threads if t is not main and _users_call(stacks.get(t.ident or 0, ()))]
-    texts = [_told(t, stacks[t.ident or 0]) for t in others[:_MOST_THREADS]]
+    # The newest: older ones may be left of runs that are over.
+    texts = [_told(t, stacks[t.ident or 0]) for t in others[-_MOST_THREADS:]]
     if main in threads and main.ident in stacks:
         texts.append(_told(main, stacks[main.ident]))
     elif main in threads:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -201,19 +201,20 @@ class Run:
         # Whoever is in a debugger may take his time, and a driven run stands where its caller does.
         is_patient = is_driven or have_breakpoint([field.name for field in plan.fields])
         stall_seconds = 0.0 if is_patient else settings.stall_seconds
-        caller = CallersThread()
-        return LoopOptions(
+        options = LoopOptions(
             # None is no limit. Of several ranks none begins a step before the coordinator
             # granted it.
             window=None if self._ranks.distributed is None else 0,
             watch=WatchdogOptions(stall_seconds, folder=context.directory or settings.dump),
-            drive=caller if is_driven else None,
-            settle=caller.settle,
             timeline=None if self._trace is None else self._trace.timeline,
             on_finished=self._finish,
             on_failure=self._release,
             prepare_thread=quiet_floating_point,
         )
+        if not is_driven:
+            return options
+        caller = CallersThread()
+        return replace(options, drive=caller, settle=caller.settle)
 
     def _distributed_run(self) -> DistributedRun | None:
         """Return a new run on all ranks; None where no other is on it."""

@@ -44,6 +44,8 @@ def seen_from_another_thread():
 
 
 def test_functions_of_the_user_that_hang_in_threads_come_before_the_main_thread(hanging):
+    for number in range(8):
+        hanging(f"left of run {number}", 0)
     hanging("source-data", 0)
     hanging("sink-metrics", 9)
     told = seen_from_another_thread()
