@@ -102,7 +102,7 @@ class _RowCopies:
         if node.op is EMBEDDING and _are_few(self._types[node.inputs[1]], type_):
             return value
         turned = (*range(type_.rank - 2), type_.rank - 1, type_.rank - 2)
-        is_turned = steps[-2] < steps[-1]
+        is_turned = type_.rank > 1 and steps[-2] < steps[-1]
         order = turned if is_turned else range(type_.rank)
         key = (
             *(self._base(value), layout.offset_bytes),

@@ -1,7 +1,8 @@
 """Convolutions by oneDNN, and pooling in C.
 
-A convolution is cut into slices of channels and runs of images; a chunk is both. A call brings some
-images to the library's layout, convolves, and brings the result back, in scratch of its chunk.
+A convolution is cut into slices of channels and runs of images, or of rows where there are few
+images; a chunk is both. A call brings some images to the library's layout, convolves, and brings
+the result back, in scratch of its chunk.
 Weights are brought there once, before, or by each chunk where there are slices; those that a job
 only reads (`held`) once for all steps, into scratch that stays. The gradient of weights is a sum
 over images: each run adds up its own, the first where the result will be, and the others are added

@@ -251,7 +251,7 @@ def _row_runs(op: str, attrs: Attrs, part: Arrays, count: int) -> list[tuple[Att
 def _rows_of_y(attrs: Attrs, part: Arrays, own: tuple[int, int]) -> tuple[Attrs, Arrays] | None:
     """Return the convolution whose windows are those rows of y; None where none has an element."""
     x, weight, y = part
-    step, low, _, span = _first_axis(attrs, weight)
+    step, low, span = _first_axis(attrs, weight)
     first, last = own[0] * step - low, (own[1] - 1) * step - low + span
     # Rows of padding that this run still sees at its top and at its bottom.
     above, below = max(0, -first), max(0, last - x.shape[2])
@@ -264,7 +264,7 @@ def _rows_of_y(attrs: Attrs, part: Arrays, own: tuple[int, int]) -> tuple[Attrs,
 def _rows_of_x(attrs: Attrs, part: Arrays, own: tuple[int, int]) -> tuple[Attrs, Arrays] | None:
     """Return the convolution whose windows have elements in those rows of x; None without any."""
     x, weight, y = part
-    step, low, _, span = _first_axis(attrs, weight)
+    step, low, span = _first_axis(attrs, weight)
     first = max(0, -(-(own[0] + low - span + 1) // step))
     last = min(y.shape[2] - 1, (own[1] - 1 + low) // step)
     # How far the first window begins above these rows, and the last one ends below them.
@@ -275,12 +275,10 @@ def _rows_of_x(attrs: Attrs, part: Arrays, own: tuple[int, int]) -> tuple[Attrs,
     return _padded(attrs, above, below), (x_rows, weight, y_rows)
 
 
-def _first_axis(attrs: Attrs, weight: Array) -> tuple[int, int, int, int]:
-    """Return step, padding at both ends, and span of windows along the first axis of space."""
-    step, dilation, low, high = [
-        integers(attrs, name)[0] for name in ("strides", "dilation", "low", "high")
-    ]
-    return step, low, high, (weight.shape[2] - 1) * dilation + 1
+def _first_axis(attrs: Attrs, weight: Array) -> tuple[int, int, int]:
+    """Return step, padding at the low end, and span of windows along the first axis of space."""
+    step, dilation, low = [integers(attrs, name)[0] for name in ("strides", "dilation", "low")]
+    return step, low, (weight.shape[2] - 1) * dilation + 1
 
 
 def _padded(attrs: Attrs, above: int, below: int) -> Attrs:

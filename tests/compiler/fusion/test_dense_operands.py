@@ -9,6 +9,7 @@ from compiler.graph.graph import GraphBuilder, Output
 from compiler.ops.families.embedding import EMBEDDING, EMBEDDING_GRAD
 from compiler.ops.primitives.matmul import MATMUL
 from compiler.ops.primitives.shape import RESHAPE, TRANSPOSE
+from compiler.ops.primitives.slicing import SLICE
 from compiler.ops.primitives.sources import INPUT
 from compiler.pipeline.rewrites import check
 from compiler.storage.storage import assign_storage
@@ -106,3 +107,11 @@ def test_rows_that_are_added_up_are_copied_where_their_elements_are_apart(b, eva
     ]
     names, _ = made(b, evaluate, {"dy": dy, "dx": dy.T.copy(), "ids": ids}, *sums)
     assert names == ["copy", "embedding_grad", "embedding_grad"]
+
+
+def test_one_row_of_one_id_is_copied_where_its_elements_are_apart(b, evaluate):
+    x, number = random(4, 3), np.array(1)
+    column = b.emit_one(SLICE, input_of(b, "x", x), starts=(0, 1), stops=(4, 2), steps=(1, 1))
+    row = b.emit_one(RESHAPE, column, shape=(4,))
+    y = b.emit_one(EMBEDDING_GRAD, row, input_of(b, "ids", number), rows=3)
+    assert made(b, evaluate, {"x": x, "ids": number}, y)[0] == ["copy", "embedding_grad"]
