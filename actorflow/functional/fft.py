@@ -133,7 +133,7 @@ def irfft(x: Tensor, n: int | None = None, dim: int = -1, norm: str = "backward"
     length = _length(n, 2 * (x.shape[axis] - 1), "irfft")
     half = _fitted(x, axis, length // 2 + 1)
     # What is left of the spectrum of real numbers is the first half, turned and conjugated.
-    rest = half.narrow(axis, 1, (length - 1) // 2).flip(axis) * np.array([1.0, -1.0])
+    rest = half.narrow(axis, 1, (length - 1) // 2).flip(axis) * np.array([1.0, -1.0], np.float32)
     whole = _transformed(concat([half, rest], axis), axis, norm, "irfft", inverse=True)
     return whole[..., 0]
 

@@ -16,6 +16,7 @@ from actorflow.nn.layers import ModuleDict, checked_extent
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Buffer, Parameter
 from actorflow.tensor.literals import checked_number, checked_size
+from actorflow.tensor.op_math import in_float32, rounded, widened
 from actorflow.tensor.tensor import Tensor, checked_axis
 from actorflow.tensor.tracer import current_trace, find_source, require_trace
 from compiler.contract.errors import CompileError
@@ -118,12 +119,16 @@ class _WeightNorm(Module):
 
     def __call__(self) -> Tensor:
         """Return the weight."""
-        v = self.original1
-        axes = [axis for axis in range(v.ndim) if axis != self.dim]
-        if not axes:
-            return v * (self.original0 / functional.abs(v))
-        norms = functional.norm(v, 2.0, axes, keepdim=self.dim is not None)
-        return v * (self.original0 / norms)
+        return _rescaled(self.original1, self.original0, self.dim)
+
+
+@in_float32
+def _rescaled(v: Tensor, g: Tensor, dim: int | None) -> Tensor:
+    """Return v with the norms g, of all axes but one or of all."""
+    axes = [axis for axis in range(v.ndim) if axis != dim]
+    if not axes:
+        return v * (g / functional.abs(v))
+    return v * (g / functional.norm(v, 2.0, axes, keepdim=dim is not None))
 
 
 def _norms(weight: Array, dim: int | None) -> Array:
@@ -145,10 +150,20 @@ class _SpectralNorm(Module):
         weight = self.original
         if weight.ndim == 1:
             return functional.normalize(weight, dim=0, eps=self.eps)
-        matrix = functional.movedim(weight, self.dim, 0).flatten(1)
         vectors: _SingularVectors = vars(self)["0"]
-        u, v = vectors.next(matrix.detach(), self.n_power_iterations, self.eps)
-        return weight / functional.dot(u, matrix @ v)
+        matrix = _as_matrix(weight, self.dim).detach()
+        u, v = vectors.next(widened(matrix), self.n_power_iterations, self.eps)
+        return _over_singular_value(weight, u, v, self.dim)
+
+
+def _as_matrix(weight: Tensor, dim: int) -> Tensor:
+    return functional.movedim(weight, dim, 0).flatten(1)
+
+
+@in_float32
+def _over_singular_value(weight: Tensor, u: Tensor, v: Tensor, dim: int) -> Tensor:
+    """Return a weight divided by the singular value of the vectors u, of its rows, and v."""
+    return weight / functional.dot(u, _as_matrix(weight, dim) @ v)
 
 
 class _SingularVectors(Module):
@@ -164,17 +179,17 @@ class _SingularVectors(Module):
 
     def next(self, matrix: Tensor, count: int, eps: float) -> tuple[Tensor, Tensor]:
         """Return the vectors, in a job that trains after so many iterations, which it keeps."""
-        buffers = vars(self)["_u"], vars(self)["_v"]
-        u: Tensor
-        v: Tensor
-        u, v = buffers
+        buffers: tuple[Buffer, Buffer] = vars(self)["_u"], vars(self)["_v"]
         trace = current_trace()
-        if trace is not None and trace.is_training:
-            for _ in range(count):
-                u = functional.normalize(matrix @ v, dim=0, eps=eps)
-                v = functional.normalize(matrix.T @ u, dim=0, eps=eps)
-            for buffer, value in zip(buffers, (u, v), strict=True):
-                buffer.assign(value)
+        if trace is None or not trace.is_training:
+            return buffers
+        v: Tensor = widened(buffers[1])
+        for _ in range(count):
+            u = functional.normalize(matrix @ v, dim=0, eps=eps)
+            v = functional.normalize(matrix.T @ u, dim=0, eps=eps)
+        u, v = rounded(u, buffers[0].dtype), rounded(v, buffers[1].dtype)
+        buffers[0].assign(u)
+        buffers[1].assign(v)
         return u, v
 
 

@@ -52,6 +52,9 @@ def widened(x: T) -> T:
 
 def rounded(made: T, dtype: DType) -> T:
     """Return what a function made, tensors of float32 in a dtype of 16 bits where that is asked."""
+    if isinstance(made, tuple):
+        each = [rounded(x, dtype) for x in made]
+        return cast("T", made._make(each) if hasattr(made, "_make") else tuple(each))
     if isinstance(made, Tensor) and made.dtype is DType.FLOAT32 and dtype in HALVES:
         return cast("T", made.to(dtype))
     return made

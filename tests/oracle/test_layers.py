@@ -33,6 +33,10 @@ def padding_case(rank):
     )
 
 
+UNITS = ("_u", "_v")
+"""Tensors of parametrizations that are unit vectors."""
+
+
 def parametrized_case(kind, layer, weights):
     """Return a case of a layer from its parametrization's tensors, by their torch names."""
     sizes = (4, 3, 2) if "Conv" in layer else (4, 3)
@@ -45,14 +49,19 @@ def parametrized_case(kind, layer, weights):
             for part in path:
                 owner = vars(owner)[part]
             assert getattr(owner, last).shape == tensor.shape
-            setattr(owner, last, tensor)
+            setattr(owner, last, af.normalize(tensor, dim=0) if last in UNITS else tensor)
         return made(x)
 
     def of_torch(t, x, *tensors):
         wrap = getattr(t.nn.utils.parametrizations, kind)
         made = wrap(getattr(t.nn, layer)(*sizes, bias=False).double()).eval()
-        names = [f"parametrizations.weight.{name}" for name in weights]
-        return t.func.functional_call(made, dict(zip(names, tensors, strict=True)), (x,))
+        values = {
+            f"parametrizations.weight.{name}": t.nn.functional.normalize(tensor, dim=0)
+            if name.split(".")[-1] in UNITS
+            else tensor
+            for name, tensor in zip(weights, tensors, strict=True)
+        }
+        return t.func.functional_call(made, values, (x,))
 
     x = (2, 4, 3, 3) if "2d" in layer else (2, 4, 5) if "Conv" in layer else (2, 4)
     sets = [floats(x, *weights.values(), low=0.2, high=2, key=n) for n in range(20)]

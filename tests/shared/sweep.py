@@ -31,6 +31,9 @@ EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028234e38}
 LEAST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149}
 
+SEVERAL_DTYPES = ("operands of several dtypes", "known numbers")
+"""Cases with results of other types than their arguments have."""
+
 PERTURBED = 3
 """How often arguments are moved by a last place, to see what that does to results."""
 
@@ -98,7 +101,8 @@ def faults(case: Case, dtype: str, sizes: Sequence[float], **options: Any) -> li
     is_low = dtype == "bfloat16"
     options |= {"precision": "bf16"} if is_low else {}
     function = between_products(case.ours) if is_low else case.ours
-    got = ours(replace(case, sets=sets, ours=function), "float32" if is_low else dtype, **options)
+    as_held = "float32" if is_low else dtype
+    got = ours(replace(case, sets=sets, ours=function), as_held, **options)
     with np.errstate(all="ignore"), pytest.MonkeyPatch.context() as patch:
         patch.setenv("ACTORFLOW_NATIVE", "0")
         wide = ours(replace(case, sets=[*sets, *moved(sets, dtype)]), "float64")
@@ -108,6 +112,8 @@ def faults(case: Case, dtype: str, sizes: Sequence[float], **options: Any) -> li
         want = wide[name].astype(np.float64)
         if array.dtype.kind != "f" or not array.size:
             continue
+        if array.ndim and array.dtype != as_held and case.name not in SEVERAL_DTYPES:
+            lines.append(f"{case.name} {what} of {dtype} is {array.dtype}")
         near = [wide[f"{len(sets) + int(number) * PERTURBED + i}.{what}"] for i in range(PERTURBED)]
         line = _fault(array.astype(np.float64), want, near, dtype)
         if line:

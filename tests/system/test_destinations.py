@@ -135,11 +135,13 @@ class Cut(nn.Module):
 
     def __init__(self):
         self.a, self.c = nn.Linear(WIDTH, 32), nn.Linear(10, 200)
+        # Its gradient makes the peak, not the workspace of that of the slices.
+        self.d = nn.Linear(200, 2000)
 
     def __call__(self, x):
         h = self.a(x)
         p, q, r, s = h[:, :10], h[:, 10:20], h[:, 20:30], h[:, 30:]
-        return self.c(af.gelu(p, approximate="tanh") * r + q) * s.mean()
+        return self.d(self.c(af.gelu(p, approximate="tanh") * r + q) * s.mean())
 
 
 class Picked(nn.Module):
@@ -155,7 +157,8 @@ class Picked(nn.Module):
 class Attending(nn.Module):
     def __init__(self):
         self.up, self.block = nn.Linear(WIDTH, 12), nn.TransformerBlock(12, heads=3, causal=True)
-        self.down = nn.Linear(12, 200)
+        # Wide, so that no workspace of attention makes the peak.
+        self.down = nn.Linear(12, 8000)
 
     def __call__(self, x):
         return self.down(self.block(self.up(x).reshape(2, ROWS // 2, 12)))

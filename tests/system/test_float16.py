@@ -190,3 +190,22 @@ def test_weights_of_classes_and_bags_of_float16(options, computed):
     own = shares[labels].astype(np.float64)
     np.testing.assert_allclose(found["loss"], (each * own).sum() / own.sum(), 1e-3)
     np.testing.assert_array_equal(found["bags"], table[:1])
+
+
+@pytest.mark.no_gpu("LAPACK and pocketfft run on the host")
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_decompositions_and_transforms_have_the_type_of_what_they_take(computed, dtype):
+    def function(b):
+        q, r = af.linalg.qr(b.x)
+        u, s, v = af.linalg.svd(b.x)
+        values, vectors = af.linalg.eigh(b.x @ b.x.T)
+        spectrum = af.fft.rfft(b.x)
+        back = af.fft.irfft(spectrum, b.x.shape[-1])
+        made = {"q": q, "r": r, "u": u, "s": s, "v": v, "values": values, "vectors": vectors}
+        return made | {"spectrum": spectrum, "back": back}
+
+    x = np.random.default_rng(5).normal(size=(4, 4)).astype(dtype)
+    made = computed(function, {}, x=x)
+    assert {name: str(array.dtype) for name, array in made.items()} == dict.fromkeys(made, dtype)
+    np.testing.assert_allclose(made["back"], x, atol=2e-3)
+    np.testing.assert_allclose(made["q"] @ made["r"], x, atol=2e-2)

@@ -24,16 +24,19 @@ EXCEPTIONS = {
             "norm fro|norm 2|no axes are all, .*|layer_norm.*|rms_norm|group_norm|instance_norm"
             "|normalize|local_response_norm|batch_norm (in|of).*|cosine_.*|pairwise_distance"
             "|triplet_margin_loss|cumprod|SwiGLU|attention.*|MultiheadAttention.*|Transformer.*"
-            "|rnn.*|gru.*|lstm.*|slope of slope|gradients of gradients of pools",
+            "|rnn.*|gru.*|lstm.*|slope of slope|gradients of gradients of pools"
+            "|weight_norm.*|spectral_norm.*|Cosine.*|matrix_norm|cdist 2.0|qr|svd|pinv",
             (1e30,),
         ),
         ("float16", "SwiGLU|MultiheadAttention.*|Transformer.*", (1e3, 2e4)),
         ("float16", "Transformer.*", (40.0,)),
         ("float16", "layers|einsum bm,kn->|hypot", (2e4,)),
+        ("float16", "weight_norm of Conv.*|spectral_norm.*", (2e4,)),  # gradients of the weight do
     ],
     "they underflow": [
-        (WIDE, "norm fro|norm 2|no axes are all, .*|rnn", (1e-30,)),
-        (WIDE, "TransformerEncoder|TransformerDecoder", (1e-12,)),
+        (WIDE, "norm fro|norm 2|no axes are all, .*|rnn|weight_norm.*|spectral_norm.*", (1e-30,)),
+        (WIDE, "matrix_norm|cdist 2.0|svd", (1e-30,)),
+        (WIDE, "TransformerEncoder|TransformerDecoder|Transformer", (1e-12,)),
         ("float16", "normalize", (1e-6,)),  # its eps does
     ],
     "differences of numbers that are nearly equal: of products, or in torch's formula": [
@@ -44,18 +47,23 @@ EXCEPTIONS = {
         (WIDE, "MultiheadAttention.*|cross_entropy of probabilities", (1e-12,)),
         ("float32", "cross_entropy of probabilities", (1e-4,)),
         ("float32", "poisson_nll_loss", (1e30,)),
+        (WIDE, "grid_sample bicubic", (1e-30, 1e-12, 1e-4, 1e4, 1e12, 1e30)),  # of equal pixels
+        ("float16", "grid_sample bicubic", (40.0, 1e3, 2e4)),
         ("float32", "log_softmax of axis -1", (1e-30, 1e-12)),
     ],
     "its eps is that of the type": [(".*", "rms_norm", (1e-30, 1e-12, 1e-6, 1e-4, 1e-3))],
     "the case adds a number that the type does not tell from its sum": [
         (".*", "batch_norm of values far from 0", (1e-12, 1e-6, 1e-4)),
         ("float32", "triplet_margin_loss", (1e-12,)),
+        (WIDE, "grid_sample (of solids )?bilinear", (1e-12, 1e12)),  # a pixel's middle to its place
+        ("float16", "grid_sample (of solids )?bilinear", (1e-6,)),
     ],
     "the case itself multiplies results, or sums them up, in its type": [
         ("float16", "gradients of gradients", (1.0,)),
         ("float16", "gradients of gradients of pools|slope of slope", (1e3, 2e4)),
         ("float16", "rnn (of scan|in reverse|recomputed)|lstm of scan", (1e3, 2e4)),
         ("float16", "cond in cond", (1e-6,)),
+        ("float16", "transforms of images", (2e4,)),
         ("float16", "nested", (40.0, 1e3)),
     ],
 }
