@@ -7,7 +7,8 @@
 Both ways to run come from the same phases (`native.loops`). Where there are many rows, a chunk is
 some rows, and walks them phase by phase while they lie in the first-level cache. Where there are
 few and they are long, a chunk is some columns, every phase is a parallel call, and the pieces'
-reductions are put together in order in between.
+reductions are put together in order in between. Where rows are narrow, a row that is walked is
+several of the program's (`native.fused`), which the text learns from words of the block.
 
 A caller of NAME_rows gives all rows of a chunk, in order and one call at a time, with pieces that
 begin at multiples of `num_rows_at_once` in the chunk: then the bits are those of the launch. It
@@ -273,13 +274,15 @@ class _CEmitter:
         text += [*GET_SCALARS, *scalars] if scalars else []
         return block("AF_EXPORT void NAME_finish(void *arguments)", [*text, "(void)a;"])
 
-    @staticmethod
-    def _launch() -> list[str]:
+    def _launch(self) -> list[str]:
+        loads = {v for phase in self.plan.phases for v in phase.loads}
+        repeated = [v for v in sorted(loads) if self.values.kind(v) is Kind.COLUMN]
         rows, most = f"a[{words.NUM_CHUNKS}].i", f"(int32_t)a[{words.MAX_WORKERS}].i"
         text = [
             "af_word *a = arguments;",
             f"a[{words.STATUS}].i = 0;",
             skip_line(result=" 0"),
+            *[line for v in repeated for line in self.values.repeat_lines(v)],
             f"if (a[{words.NUM_COLUMN_CHUNKS}].i)",
             "    NAME_columns(a);",
             "else",

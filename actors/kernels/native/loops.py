@@ -122,7 +122,8 @@ class _LoopWriter:
                 offset = f" + {k} * a[{words.COLUMNS}].i" if suffix else ""
                 text.append(f"{values.type(v)} *k{v}{suffix} = {values.buffer(v)}{offset};")
             text += [line for v in phase.reductions for line in self._start(v, suffix)]
-        text += [values.pointer(v) for v in phase.loads if values.kind(v) is Kind.COLUMN]
+        columns = [v for v in phase.loads if values.kind(v) is Kind.COLUMN]
+        text += [values.repeated_pointer(v) for v in columns]
         return text + [values.partial(v, "slot") for v in phase.column_sums]
 
     def _start(self, value: int, suffix: str) -> list[str]:

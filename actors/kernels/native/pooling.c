@@ -14,6 +14,7 @@
 #include "runtime.h"
 
 #define MOST_LANES 128
+#define MOST_NEAR 512
 
 enum { LARGEST, ADD, PICK, SPREAD }; /* SPREAD: the gradient where windows are tiles of x */
 
@@ -34,11 +35,15 @@ typedef struct {
 typedef struct {
     int32_t x[MOST_LANES], y[MOST_LANES], taps[MOST_LANES];
     int is_dense, are_dense; /* x, and y with taps: the lanes lie side by side */
+    int is_near, is_filled;  /* lanes ascend in x, MOST_NEAR at most; tiles of them leave no gap */
 } Lanes;
 
 static void lay_out(const Pool *p, Lanes *to) {
     const int64_t windows = p->at_once, step = p->strides[2] * p->x_steps[4];
-    to->is_dense = to->are_dense = 1;
+    const int64_t row = p->is_last ? p->group : 1;
+    to->is_dense = to->are_dense = to->is_near = 1;
+    to->is_filled = p->x_steps[4] == row && (p->is_last ? p->x_steps[1] == 1 : p->group == 1) &&
+                    windows * p->kernel[2] * row <= MOST_NEAR;
     for (int64_t i = 0; i < p->group * windows; i++) {
         const int64_t channel = p->is_last ? i % p->group : i / windows;
         const int64_t window = p->is_last ? i / p->group : i % windows;
@@ -46,6 +51,7 @@ static void lay_out(const Pool *p, Lanes *to) {
         to->y[i] = (int32_t)(channel * p->y_steps[1] + window * p->y_steps[4]);
         to->taps[i] = (int32_t)(channel * p->tap_steps[1] + window * p->tap_steps[4]);
         to->is_dense &= to->x[i] == i;
+        to->is_near &= to->x[i] >= (i ? to->x[i - 1] : 0) && to->x[i] < MOST_NEAR;
         to->are_dense &= to->y[i] == i && to->taps[i] == i;
     }
 }
@@ -77,7 +83,7 @@ static Reach inside_of(const Pool *p, int64_t begin, int64_t windows) {
 #define CUT_OFF(v) ((uint16_t)(af_bits_of(v) >> 16))
 
 #define FOR_LANES for (int64_t i = first; i < stop; i++)
-#define POOL(NAME, ITEM, REAL, TAP, LANE, READ, WRITE, ROUND)                                     \
+#define POOL(NAME, ITEM, REAL, TAP, LANE, READ, WRITE, ROUND, NEAR)                               \
     static inline __attribute__((always_inline)) void NAME##_lanes(                               \
         int64_t op, void *restrict from, const int32_t *restrict at, int64_t first, int64_t stop, \
         LANE own, LANE none, REAL *restrict value, LANE *restrict tap) {                          \
@@ -99,6 +105,7 @@ static Reach inside_of(const Pool *p, int64_t begin, int64_t windows) {
     static void NAME##_tap(const Pool *p, void *x, const Lanes *at, int64_t first, int64_t stop,  \
                            LANE own, LANE none, REAL *value, LANE *tap) {                         \
         const int32_t *far = at->x;                                                               \
+        if (NEAR##_tap(p, x, at, first, stop, own, none, value, tap)) return;                     \
         if (at->is_dense)                                                                         \
             switch (p->op) {                                                                      \
             case LARGEST: NAME##_lanes(LARGEST, x, 0, first, stop, own, none, value, tap); break; \
@@ -134,14 +141,17 @@ static Reach inside_of(const Pool *p, int64_t begin, int64_t windows) {
                 value[i] = READ(y[at->y[i]]), tap[i] = (LANE)taps[at->taps[i]];                   \
         if (p->op == PICK) memset(value, 0, sizeof value);                                        \
         for (int64_t a = r[0].first; a < r[0].stop; a++)                                          \
-            for (int64_t b = r[1].first; b < r[1].stop; b++)                                      \
+            for (int64_t b = r[1].first; b < r[1].stop; b++) {                                    \
+                char *row = x + item * (r[0].begin + a * d[0]) * step[2] +                        \
+                            item * (r[1].begin + b * d[1]) * step[3];                             \
+                const LANE before = (LANE)((a * k[1] + b) * k[2]);                                \
+                if (NEAR##_spread(p, row + item * begin * step[4], at, lanes, before, value, tap))\
+                    continue;                                                                     \
                 for (int64_t c = 0; c < k[2]; c++) {                                              \
-                    const LANE own = (LANE)((a * k[1] + b) * k[2] + c);                           \
+                    const LANE own = (LANE)(before + c);                                          \
                     const Reach in = inside_of(p, begin + c * d[2], windows);                     \
                     if (in.first >= in.stop) continue;                                            \
-                    char *from = x + item * (r[0].begin + a * d[0]) * step[2] +                   \
-                                 item * (r[1].begin + b * d[1]) * step[3] +                       \
-                                 item * in.begin * step[4];                                       \
+                    char *from = row + item * in.begin * step[4];                                 \
                     const int64_t width = p->is_last ? channels : 1;                              \
                     const int is_whole = p->is_last || in.stop - in.first == windows;             \
                     int64_t first = in.first * width, stop = in.stop * width;                     \
@@ -151,6 +161,7 @@ static Reach inside_of(const Pool *p, int64_t begin, int64_t windows) {
                         first += windows, stop += windows;                                        \
                     }                                                                             \
                 }                                                                                 \
+            }                                                                                     \
         const int is_read = p->op == LARGEST || p->op == PICK, is_told = p->op == LARGEST;        \
         if (is_read && at->are_dense)                                                             \
             for (int64_t i = 0; i < lanes; i++) y[i] = WRITE(value[i]);                           \
@@ -217,12 +228,45 @@ static Reach inside_of(const Pool *p, int64_t begin, int64_t windows) {
         }                                                                                         \
     }
 
-POOL(pool_float, float, float, uint8_t, int32_t, AS_IT_IS, AS_IT_IS, AS_IT_IS)
-POOL(pool_double, double, double, uint8_t, int64_t, AS_IT_IS, AS_IT_IS, AS_IT_IS)
-POOL(pool_half, uint16_t, float, uint8_t, int32_t, af_from_bf16, CUT_OFF, af_to_bf16)
-POOL(pool_float_wide, float, float, int32_t, int32_t, AS_IT_IS, AS_IT_IS, AS_IT_IS)
-POOL(pool_double_wide, double, double, int32_t, int64_t, AS_IT_IS, AS_IT_IS, AS_IT_IS)
-POOL(pool_half_wide, uint16_t, float, int32_t, int32_t, af_from_bf16, CUT_OFF, af_to_bf16)
+#define NONE_tap(...) 0
+#define NONE_spread(...) 0
+
+POOL(pool_float, float, float, uint8_t, int32_t, AS_IT_IS, AS_IT_IS, AS_IT_IS, NONE)
+POOL(pool_double, double, double, uint8_t, int64_t, AS_IT_IS, AS_IT_IS, AS_IT_IS, NONE)
+POOL(pool_float_wide, float, float, int32_t, int32_t, AS_IT_IS, AS_IT_IS, AS_IT_IS, NONE)
+POOL(pool_double_wide, double, double, int32_t, int64_t, AS_IT_IS, AS_IT_IS, AS_IT_IS, NONE)
+
+/* No processor gathers 16 bits. The elements between the first lane and the last are converted side
+ * by side, and gathered as float: a fifth of the time. Return 0 where the lanes are not near. */
+static int half_tap(const Pool *p, const void *x, const Lanes *at, int64_t first, int64_t stop,
+                    int32_t own, int32_t none, float *value, int32_t *tap) {
+    const uint16_t *from = x;
+    float near[MOST_NEAR];
+    if (at->is_dense || !at->is_near || p->op == SPREAD || p->op == ADD) return 0;
+    for (int32_t i = at->x[first]; i <= at->x[stop - 1]; i++) near[i] = af_from_bf16(from[i]);
+    if (p->op == LARGEST)
+        pool_float_lanes(LARGEST, near, at->x, first, stop, own, none, value, tap);
+    else
+        pool_float_lanes(PICK, near, at->x, first, stop, own, none, value, tap);
+    return 1;
+}
+
+/* Write the taps of tiles along the last axis, the first of which is `before`. */
+static int half_spread(const Pool *p, void *x, const Lanes *at, int64_t lanes, int32_t before,
+                       float *value, int32_t *tap) {
+    const int64_t taps = p->kernel[2];
+    uint16_t *to = x;
+    float near[MOST_NEAR];
+    if (p->op != SPREAD || at->is_dense || !at->is_filled) return 0;
+    for (int64_t c = 0; c < taps; c++)
+        pool_float_lanes(SPREAD, near + c * p->x_steps[4], at->x, 0, lanes, before + (int32_t)c, 0,
+                         value, tap);
+    for (int64_t i = 0; i < lanes * taps; i++) to[i] = CUT_OFF(near[i]);
+    return 1;
+}
+
+POOL(pool_half, uint16_t, float, uint8_t, int32_t, af_from_bf16, CUT_OFF, af_to_bf16, half)
+POOL(pool_half_wide, uint16_t, float, int32_t, int32_t, af_from_bf16, CUT_OFF, af_to_bf16, half)
 
 AF_EXPORT int32_t af_pool(void *arguments) {
     const Pool *p = arguments;

@@ -28,6 +28,8 @@ NUM_CHUNKS = 3
 """Pieces of the rows; a chunk of a column sum has a partial of its own."""
 MAX_WORKERS = 4
 CHUNK_COLUMNS = 5
+"""Columns of a piece. On the host, where rows are cut, those of the program: a walked row may be
+several of its rows."""
 NUM_COLUMN_CHUNKS = 6
 """Pieces of the columns; 0 where rows are cut."""
 STATUS = 7
@@ -79,9 +81,18 @@ def column_sum(program: FusedProgram, num_buffers: int, index: int) -> int:
     return buffer(program, num_buffers + index)
 
 
+def repeated(program: FusedProgram, plan: Schedule, value: int) -> int:
+    """Return the place of the address of an input of kind COLUMN as often as a walked row has it.
+
+    The address is 0 where a walked row is one of the program. Words of C.
+    """
+    before = [x.kind for x in program.inputs[:value]].count(Kind.COLUMN)
+    return column_sum(program, len(plan.buffers), len(plan.column_sums)) + before
+
+
 def numbers_begin(program: FusedProgram, plan: Schedule) -> int:
     """Return the place of the first of the `numbers_of` a program, the last words of C."""
-    return column_sum(program, len(plan.buffers), len(plan.column_sums))
+    return repeated(program, plan, len(program.inputs))
 
 
 def stretches(program: FusedProgram, num_sums: int) -> int:
@@ -500,6 +511,25 @@ class Values:
         offset = f" + {self.own_row(value, row)}" if row else ""
         declaration = f"const {self.storage(value)} *x{value}{suffix}"
         return f"{declaration} = {self._operand(value)}{offset};"
+
+    def repeated_pointer(self, value: int) -> str:
+        """Return the definition of x: where a walked row has an input of kind COLUMN, on the host.
+
+        It is `pointer`, or where the launch has put the columns one behind the other.
+        """
+        word = f"a[{repeated(self.program, self.plan, value)}].p"
+        place = f"({word} ? (const {self.storage(value)} *){word} : {self._operand(value)})"
+        return f"const {self.storage(value)} *x{value} = {place};"
+
+    def repeat_lines(self, value: int) -> list[str]:
+        """Return what fills the place of `repeated_pointer`, where there is one."""
+        place, size = repeated(self.program, self.plan, value), self.dtype(value).itemsize
+        columns = f"a[{CHUNK_COLUMNS}].i"
+        to = f"(char *)a[{place}].p + {size} * j"
+        return [
+            f"for (int64_t j = 0; a[{place}].p && j < a[{COLUMNS}].i; j += {columns})",
+            f"    memcpy({to}, {self._operand(value)}, (size_t)({size} * {columns}));",
+        ]
 
     def _operand(self, value: int) -> str:
         return f"(const {self.storage(value)} *)a[{operand(value)}].p"

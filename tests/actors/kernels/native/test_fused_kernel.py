@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from error_texts import raises
 from fused_programs import (
+    Builder,
     cross_entropy,
     dropout,
     gelu_grad_and_bias,
@@ -21,7 +22,7 @@ from fused_programs import (
     repeated,
     softmax,
 )
-from kernel_calls import bind_to, garbage, operand
+from kernel_calls import GUARD, bind_to, garbage, low_operand, operand
 
 from actors.kernels.common.kernel import KernelPlan
 from actors.kernels.library import runtime
@@ -77,6 +78,52 @@ def test_one_thread_gives_the_bits_of_two(native, groups, shape):
         assert fewer.workspace_bytes <= needs.workspace_bytes
         for a, b in zip(one, two, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def biased(dtype, *, has_sums=False):
+    """What a bias and ReLU make, with a random mask, in elements of a type; and sums over rows."""
+    b = Builder()
+    x, bias, scale = b.input(FULL, dtype), b.input(COLUMN, dtype), b.input(COLUMN)
+    step, seed = b.input(SCALAR, I64), b.input(SCALAR, I64)
+    wide = b.op("mul", b.op("add", b.cast(x, F32), b.cast(bias, F32)), scale)
+    kept = b.op("philox", seed, step, dtype=BOOL, kind=FULL, constants=(7, 0.5))
+    y = b.op("select", kept, b.op("max", wide, b.constant(0.0)), b.constant(0.25))
+    sums = [b.reduce("column_sum", y)] if has_sums else []
+    return b.program(b.cast(y, dtype), *sums)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "columns", "joined"),
+    [(4096, 6, 128), (1994, 6, 2), (997, 6, 1), (13, 127, 1), (39, 100, 3), (60, 1, 60)],
+)
+def test_narrow_rows_are_walked_together(native, groups, dtype, rows, columns, joined):
+    program = biased(dtype)
+    arrays = groups.operands(program, rows, columns)
+    groups.check(KERNEL, program, rows, columns)
+    attrs = {"program": program, "rows": rows, "columns": columns}
+    outputs = [np.zeros((rows, columns), np.uint16 if dtype is BF16 else np.float32)]
+    plan = KERNEL.plan(attrs, *[tuple([low_operand(a) for a in x]) for x in (arrays, outputs)])
+    space, behind = garbage(plan.needs.workspace_bytes)
+    launch = plan.bind(tuple(arrays), tuple(outputs), space)
+    block = (ctypes.c_int64 * words.operand(0)).from_address(launch.arguments)
+    assert (block[words.ROWS], block[words.COLUMNS]) == (rows // joined, columns * joined)
+    # What is repeated is read anew by each launch.
+    arrays[1][...], arrays[2][...] = arrays[1][::-1].copy(), 0.5
+    launch()
+    groups.compare(program, outputs, groups.interpret(program, rows, columns, arrays), 3e-5)
+    assert (behind == GUARD).all()
+
+
+def test_sums_over_narrow_rows_have_the_bits_of_rows_that_lie_apart(native, groups):
+    program, rows, columns = biased(F32, has_sums=True), 1024, 6
+    arrays = groups.operands(program, rows, columns)
+    apart = np.zeros((rows, 2 * columns), np.float32)[:, :columns]
+    apart[...] = arrays[0]
+    dense, _ = groups.run(KERNEL, program, rows, columns, arrays)
+    wide, _ = groups.run(KERNEL, program, rows, columns, [apart, *arrays[1:]])
+    for a, b in zip(dense, wide, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("level", ["-O0", "-O3"])
