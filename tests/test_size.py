@@ -28,10 +28,10 @@ TORCH_SIGNATURES = (
 
 BUDGET = {
     "actorflow": 64_400,
-    "actors": 50_300,
+    "actors": 50_600,
     "compiler": 34_100,
     "memory": 4_150,
-    "tests": 126_200,
+    "tests": 126_500,
     "benchmarks": 19_900,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

@@ -177,6 +177,9 @@ SMALL_FLOPS = 2 * 64**3
 
 SMALL_ROWS, SMALL_COLUMNS = 4, 64
 _LANES = 16
+_CONVERTED = 32 << 10
+"""Elements of three small matrices of bfloat16 at most, which are converted as they lie."""
+
 _UNIT = 4 * _LANES
 """Elements to a multiple of which gemm.c fills up the rows of few."""
 
@@ -218,19 +221,28 @@ class OpenBlas:
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    """float32 by the small product of gemm.c."""
+    """float32 and bfloat16 by the small product of gemm.c.
+
+    Sums are float32 in either case. bfloat16 is converted on the way, which pays where a call of
+    the library takes as long as the product.
+    """
 
     name: str = "c"
     cut: ThreadCut = ThreadCut.ROWS
 
     def scratch(self, gemm: Gemm, chunks: tuple[Chunk, ...]) -> ProductScratch | None:
-        """Take small matrices, and few rows; scratch is one panel of b."""
-        flops = 2 * gemm.m * gemm.n * gemm.k
+        """Take small matrices, of float32 few rows too; scratch: a panel of b, of halves all."""
+        is_tiny = 2 * gemm.m * gemm.n * gemm.k <= SMALL_FLOPS
+        if gemm.adds:
+            return None
+        if gemm.dtype is DType.BFLOAT16:
+            elements = gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n
+            is_taken = is_tiny and elements <= _CONVERTED
+            return ProductScratch(4 * (_LANES * gemm.k + elements)) if is_taken else None
         is_low = gemm.m <= SMALL_ROWS and gemm.b.column == 1
-        is_small = flops <= SMALL_FLOPS or is_low or gemm.n <= SMALL_COLUMNS
+        is_small = is_tiny or is_low or gemm.n <= SMALL_COLUMNS
         is_float = gemm.dtype is DType.FLOAT32 and gemm.out_dtype is DType.FLOAT32
-        is_taken = is_small and is_float and not gemm.adds
-        return ProductScratch(4 * _LANES * gemm.k) if is_taken else None
+        return ProductScratch(4 * _LANES * gemm.k) if is_small and is_float else None
 
     def launch(
         self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Matrices, place: PackedPlace

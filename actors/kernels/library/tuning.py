@@ -71,7 +71,7 @@ _MAX_ELEMENTS = 1 << 28
 _RANDOM = 65_521
 """Random numbers of an operand, repeated; a prime, so that rows are unlike each other."""
 
-_FORMAT = "7"
+_FORMAT = "8"
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,6 +270,7 @@ NATIVE_CONVOLUTION_KERNELS = tuple(
 
 _MOST_AXES = 3
 _MOST_LANES = 128
+_UNITS_PER_THREAD = 2
 _WIDE = 64
 """So many channels side by side are lanes enough; fewer are taken of several windows."""
 
@@ -325,13 +326,17 @@ def _plan_pooling(op: str, attrs: Attrs, inputs: Operands, outputs: Operands) ->
             room = 0 if workspace is None else workspace.size // sum_bytes
             workers, sums = min(workers, room), address(workspace)
             steps = _steps_of_sums(group, x.shape[2:], is_last=is_last)
-        units = len(x) * -(-x.shape[1] // group)
+        blocks = len(x) * -(-x.shape[1] // group)
+        # What is added up for an image's channels is one thread's; else some rows are enough.
+        rows = _three(y.shape[2:], 1)[1]
+        parts = 1 if kind == _OPS["max_pool_grad"] else _parts(blocks, rows, runtime.num_threads())
+        units = blocks * parts
         work = _PASSES * (math.prod(ways.kernel) * y.nbytes + x.nbytes)
         words: list[Word] = [
             *(address(x), address(y), address(taps), units),
             *(launch.units_per_chunk(max(units, 1), work), workers),
             *(kind, _POOLED_BYTES.index(x.itemsize) + 3 * int(taps.itemsize == 4)),
-            *(x.shape[1], group, at_once, int(is_last)),
+            *(x.shape[1], group, at_once, int(is_last), parts),
             *(*steps, *_steps(y), *_steps(taps)),
             *(*_three(x.shape[2:], 1), *_three(y.shape[2:], 1), *_three(ways.kernel, 1)),
             *(*_three(ways.strides, 1), *_three(ways.dilation, 1), *_three(ways.low, 0)),
@@ -377,6 +382,11 @@ def _block(x: Array, windows: int) -> tuple[bool, int, int]:
         return is_last, channels, max(1, min(windows, _MOST_LANES // channels))
     at_once = max(1, min(windows, _MOST_LANES))
     return is_last, min(channels, _MOST_LANES // at_once), at_once
+
+
+def _parts(blocks: int, rows: int, num_threads: int) -> int:
+    """Return into how many parts rows of windows are cut: more than one where blocks are few."""
+    return max(1, min(rows, -(-_UNITS_PER_THREAD * num_threads // max(blocks, 1))))
 
 
 def _are_adjacent(x: Array, windows: int, stride: int) -> bool:

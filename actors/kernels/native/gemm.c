@@ -259,10 +259,47 @@ static void small_product(const product_block *s, const product *p, float *scrat
     }
 }
 
+typedef uint16_t half __attribute__((may_alias));
+
+/* A matrix as floats, dense in the order in which its elements lie; one stride is 1. */
+static const float *as_floats(const void *elements, int64_t rows, int64_t columns, int64_t *row,
+                              int64_t *column, float *restrict to) {
+    const half *from = elements;
+    const int is_turned = *column != 1;
+    int64_t runs = is_turned ? columns : rows, length = is_turned ? rows : columns;
+    int64_t step = is_turned ? *column : *row;
+    *row = is_turned ? 1 : columns, *column = is_turned ? rows : 1;
+    if (step == length) length *= runs, runs = 1;
+    for (int64_t run = 0; run < runs; run++, from += step)
+#pragma omp simd
+        for (int64_t i = 0; i < length; i++) to[run * length + i] = af_from_bf16(from[i]);
+    return to;
+}
+
+/* The same of bfloat16, whose operands are floats in scratch, and the sums before they are rounded. */
+static void small_half_product(const product_block *s, const product *p, float *scratch) {
+    product_block own = *s;
+    product part = *p;
+    float *a = scratch + p->k * LANES, *b = a + p->m * p->k, *c = b + p->k * p->n;
+    half *out = p->c;
+    part.a = as_floats(p->a, p->m, p->k, &own.a_row, &own.a_column, a);
+    part.b = as_floats(p->b, p->k, p->n, &own.b_row, &own.b_column, b);
+    if (s->out_bytes == 2) part.c = c, own.c_row = p->n;
+    small_product(&own, &part, scratch);
+    if (s->out_bytes != 2) return;
+    int64_t rows = p->m, columns = p->n;
+    if (s->c_row == columns) columns *= rows, rows = 1;
+    for (int64_t row = 0; row < rows; row++, out += s->c_row, c += columns)
+#pragma omp simd
+        for (int64_t j = 0; j < columns; j++) out[j] = af_to_bf16(c[j]);
+}
+
 static void small_chunk(void *arguments, int64_t chunk, int32_t worker) {
     product_block *s = arguments;
+    float *scratch = (float *)(s->scratch + worker * s->scratch_bytes);
     for (int64_t i = s->h.first_call[chunk]; i < s->h.first_call[chunk + 1]; i++)
-        small_product(s, s->calls + i, (float *)(s->scratch + worker * s->scratch_bytes));
+        if (s->item_bytes == 2) small_half_product(s, s->calls + i, scratch);
+        else small_product(s, s->calls + i, scratch);
     finish_rows(&s->h, chunk, worker);
 }
 
@@ -288,7 +325,6 @@ AF_EXPORT int32_t af_gemm_small(void *arguments) {
 #define FEW 2
 #endif
 
-typedef uint16_t half __attribute__((may_alias));
 typedef uint32_t words __attribute__((vector_size(VW * 4), aligned(2), may_alias));
 
 /* LANES elements of a column. Of bfloat16 the even ones of 2 * LANES, and then the odd ones. */

@@ -5,7 +5,8 @@
  * lies, in x, y and taps, and one for the whole tensor does. Taps come one after another, each for
  * all lanes at once: no branch hangs on a value, which of a window is the largest cannot be guessed.
  *
- * A thread takes an image's group of channels, so that what windows share is added up by one thread.
+ * A thread takes an image's group of channels, so that what windows share is added up by one thread;
+ * of what is not added up it may take some rows of windows.
  * Space has three axes, the first of which may be of one.
  */
 #include <math.h>
@@ -23,6 +24,7 @@ typedef struct {
     int64_t units, units_per_chunk, max_workers;
     int64_t op, form; /* form: 1 for double and 2 for bfloat16, and 3 more for wide taps */
     int64_t channels, group, at_once, is_last; /* of a block: channels, windows, and their order */
+    int64_t parts; /* of the rows of windows of a block's channels, each of them a unit */
     int64_t x_steps[5], y_steps[5], tap_steps[5];
     int64_t extents[3], counts[3], kernel[3], strides[3], dilation[3], low[3];
     /* Where x is narrower than what is added up: sums of a unit for each worker, in which x_steps
@@ -205,7 +207,8 @@ static Reach inside_of(const Pool *p, int64_t begin, int64_t windows) {
         Lanes at;                                                                                 \
         lay_out(p, &at);                                                                          \
         for (int64_t n = first; n < af_min(first + p->units_per_chunk, p->units); n++) {          \
-            const int64_t image = n / groups, channel = n % groups * p->group;                    \
+            const int64_t part = n % p->parts, block = n / p->parts;                              \
+            const int64_t image = block / groups, channel = block % groups * p->group;            \
             const int64_t channels = af_min(p->channels - channel, p->group);                     \
             const int64_t *xn = p->sums ? p->into_steps : p->x_steps;                             \
             ITEM *own = (ITEM *)p->x + image * xn[0] + channel * xn[1];                           \
@@ -216,7 +219,8 @@ static Reach inside_of(const Pool *p, int64_t begin, int64_t windows) {
             if (p->op == ADD) NAME##_clear(p, (REAL *)x, channels);                               \
             for (int64_t a = 0; a < counts[0]; a++) {                                             \
                 r[0] = reach_of(p, 0, a);                                                         \
-                for (int64_t b = 0; b < counts[1]; b++) {                                         \
+                for (int64_t b = counts[1] * part / p->parts;                                     \
+                     b < counts[1] * (part + 1) / p->parts; b++) {                                \
                     r[1] = reach_of(p, 1, b);                                                     \
                     for (int64_t c = 0; c < counts[2]; c += p->at_once)                           \
                         NAME##_block(p, x, y + a * yn[2] + b * yn[3] + c * yn[4],                 \
@@ -243,7 +247,9 @@ static int half_tap(const Pool *p, const void *x, const Lanes *at, int64_t first
     const uint16_t *from = x;
     float near[MOST_NEAR];
     if (at->is_dense || !at->is_near || p->op == SPREAD || p->op == ADD) return 0;
-    for (int32_t i = at->x[first]; i <= at->x[stop - 1]; i++) near[i] = af_from_bf16(from[i]);
+    const int64_t end = at->x[stop - 1] + 1;
+#pragma omp simd
+    for (int64_t i = at->x[first]; i < end; i++) near[i] = af_from_bf16(from[i]);
     if (p->op == LARGEST)
         pool_float_lanes(LARGEST, near, at->x, first, stop, own, none, value, tap);
     else
@@ -261,6 +267,7 @@ static int half_spread(const Pool *p, void *x, const Lanes *at, int64_t lanes, i
     for (int64_t c = 0; c < taps; c++)
         pool_float_lanes(SPREAD, near + c * p->x_steps[4], at->x, 0, lanes, before + (int32_t)c, 0,
                          value, tap);
+#pragma omp simd
     for (int64_t i = 0; i < lanes * taps; i++) to[i] = CUT_OFF(near[i]);
     return 1;
 }

@@ -149,3 +149,26 @@ def test_few_rows_of_bfloat16_may_come_out_rounded(native):
     run(BY_NAME["c.columns"], a, b.T, whole)
     run(BY_NAME["c.columns"], a, b.T, low)
     np.testing.assert_array_equal(low, to_bits(whole))
+
+
+@pytest.mark.parametrize("low", [False, True], ids=["float32 out", "bfloat16 out"])
+@pytest.mark.parametrize("turned", [(), ("a",), ("b",), ("a", "b")], ids=str)
+@pytest.mark.parametrize(
+    ("batch", "shape"),
+    [((5, 2), (27, 64, 27)), ((), (1, 1, 1)), ((3,), (8, 40, 16)), ((), (9, 33, 50))],
+)
+def test_small_products_of_bfloat16_add_up_in_float32(native, batch, shape, turned, low):
+    m, k, n = shape
+    rng = np.random.default_rng(m)
+    sides = {"a": (m, k), "b": (k, n)}
+    given = {}
+    for name, extents in sides.items():
+        extents = extents[::-1] if name in turned else extents
+        array = to_bits(rng.normal(size=(*batch, *extents)).astype(np.float32))
+        given[name] = array.swapaxes(-1, -2) if name in turned else array
+    a, b = [from_bits(given[name]).astype(np.float64) for name in sides]
+    out = np.full((*batch, m, n), 77, np.uint16 if low else np.float32)
+    run(BY_NAME["c"], given["a"], given["b"], out)
+    exact, size = a @ b, np.abs(a) @ np.abs(b)
+    got = from_bits(out) if low else out
+    assert (np.abs(got - exact) <= 1e-5 * size + low * 2.0**-8 * np.abs(exact)).all()
