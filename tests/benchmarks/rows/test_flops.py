@@ -40,6 +40,20 @@ def test_training_counts_gradients_but_not_that_of_the_data():
     assert model_flops(graph) == 2 * 4 * (2 * 8 * 32 + 3 * 32 * 3)
 
 
+def test_what_a_scan_computes_counts_at_each_step():
+    def recurrent(model, batch):
+        return model(batch.x)[0].mean()
+
+    rows, steps, width, fan_in = 16, 2, 5, 8  # TEXT is [steps, rows, features]
+    forward = 2 * rows * steps * 4 * width * (fan_in + width)
+    graph = job_of(recurrent, train=False).graph(nn.LSTM(fan_in, width), TEXT)
+    assert model_flops(graph) == forward
+    graph = job_of(recurrent, optimizer=af.optim.SGD(0.1)).graph(nn.LSTM(fan_in, width), TEXT)
+    # The gradient of the data is not needed; that of the states is.
+    data = 2 * rows * steps * 4 * width * fan_in
+    assert model_flops(graph) == 3 * forward - data
+
+
 def test_products_of_causal_attention_count_half():
     found = []
     for causal in (False, True):
