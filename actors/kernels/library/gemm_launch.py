@@ -231,7 +231,10 @@ class Small:
     cut: ThreadCut = ThreadCut.ROWS
 
     def scratch(self, gemm: Gemm, chunks: tuple[Chunk, ...]) -> ProductScratch | None:
-        """Take small matrices, of float32 few rows too; scratch: a panel of b, of halves all."""
+        """Take small matrices, and few rows of float32.
+
+        Scratch is one panel of b, and of bfloat16 all three matrices as floats.
+        """
         is_tiny = 2 * gemm.m * gemm.n * gemm.k <= SMALL_FLOPS
         if gemm.adds:
             return None

@@ -2,11 +2,10 @@
 
 A convolution is cut into slices of channels and runs of images, or of rows where there are few
 images; a chunk is both. A call brings some images to the library's layout, convolves, and brings
-the result back, in scratch of its chunk.
-Weights are brought there once, before, or by each chunk where there are slices; those that a job
-only reads (`held`) once for all steps, into scratch that stays. The gradient of weights is a sum
-over images: each run adds up its own, the first where the result will be, and the others are added
-to it in order.
+the result back, in scratch of its chunk. Weights are brought there once, before, or by each chunk
+where there are slices; those that a job only reads (`held`) once for all steps, into scratch that
+stays. The gradient of weights is a sum over images: each run adds up its own, the first where the
+result will be, and the others are added to it in order.
 """
 
 from __future__ import annotations
@@ -271,6 +270,8 @@ NATIVE_CONVOLUTION_KERNELS = tuple(
 _MOST_AXES = 3
 _MOST_LANES = 128
 _UNITS_PER_THREAD = 2
+"""Where images are few, their rows of windows are cut so often."""
+
 _WIDE = 64
 """So many channels side by side are lanes enough; fewer are taken of several windows."""
 

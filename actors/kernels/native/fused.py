@@ -120,8 +120,13 @@ def _plan_program(attrs: Attrs, inputs: Operands, outputs: Operands) -> HostPlan
 
 
 _NARROW = 128
+"""Rows of fewer columns are walked together."""
+
 _MOST_JOINED = 1_024
+"""Columns of a walked row, at most: what is repeated stays in the first-level cache."""
+
 _VECTOR = 32
+"""Walked rows are multiples of it where rows allow that: the widest vector has so many halves."""
 
 
 def _joined(made: ScheduledProgram, space: LoopSpace) -> LoopSpace:
@@ -165,7 +170,6 @@ def pieces_of(made: ScheduledProgram, space: LoopSpace, num_workers: int) -> tup
     """
     program, chunks = made.program, space.chunks
     most = max([len(phase.reductions) for phase in made.schedule.phases], default=0)
-    is_joined = not chunks.num_columns and chunks.columns < space.columns
     return (
         Piece((chunks.num_columns * most,), np.dtype(np.float64)),
         *[
@@ -177,7 +181,7 @@ def pieces_of(made: ScheduledProgram, space: LoopSpace, num_workers: int) -> tup
             for v in made.schedule.buffers
         ],
         *[
-            Piece((space.columns if is_joined else 0,), numpy_dtype(entry.dtype))
+            Piece((space.columns if space.is_joined else 0,), numpy_dtype(entry.dtype))
             for entry in program.inputs
             if entry.kind is Kind.COLUMN
         ],
@@ -231,14 +235,15 @@ def argument_words(
     operands = words.operand_words(program, addresses, space.strides, rows)
     block[words.operand(0) : words.operand(len(arrays))] = operands
     for index, piece in enumerate(scratch[1 : 1 + num_sums]):
-        place = words.column_sum(program, len(made.schedule.buffers), index)
+        place = words.column_sum(program, num_buffers, index)
         block[place : place + 2] = [address(piece), _padded(space.columns)]
     for index, piece in enumerate(scratch[1 + num_sums : 1 + num_sums + num_buffers]):
         place = words.buffer(program, index)
         block[place : place + 2] = [address(piece), _held(program, space)]
-    for index, piece in enumerate(scratch[1 + num_sums + num_buffers :]):
-        place = words.column_sum(program, num_buffers, num_sums) + index
-        block[place] = address(piece) if piece.size else 0
+    columns = [v for v, entry in enumerate(program.inputs) if entry.kind is Kind.COLUMN]
+    for value, piece in zip(columns, scratch[1 + num_sums + num_buffers :], strict=True):
+        place = words.repeated(program, made.schedule, value)
+        block[place] = address(piece) if space.is_joined else 0
     return argument_block([*block, *number_words(program)]), scratch
 
 

@@ -6,6 +6,7 @@
  */
 #include "runtime.h"
 #include "af_math.h"
+#include "packing.h"
 #include "tiles.h"
 
 typedef void (*rows_body)(void *arguments, int64_t row0, int64_t row1, int32_t worker);
@@ -261,18 +262,15 @@ static void small_product(const product_block *s, const product *p, float *scrat
 
 typedef uint16_t half __attribute__((may_alias));
 
-/* A matrix as floats, dense in the order in which its elements lie; one stride is 1. */
-static const float *as_floats(const void *elements, int64_t rows, int64_t columns, int64_t *row,
-                              int64_t *column, float *restrict to) {
-    const half *from = elements;
+/* A matrix of bfloat16 as floats, dense in the order in which its elements lie; one stride is 1. */
+static const float *as_floats(const void *from, int64_t rows, int64_t columns, int64_t *row,
+                              int64_t *column, float *to) {
     const int is_turned = *column != 1;
     int64_t runs = is_turned ? columns : rows, length = is_turned ? rows : columns;
-    int64_t step = is_turned ? *column : *row;
+    const int64_t step = is_turned ? *column : *row;
     *row = is_turned ? 1 : columns, *column = is_turned ? rows : 1;
-    if (step == length) length *= runs, runs = 1;
-    for (int64_t run = 0; run < runs; run++, from += step)
-#pragma omp simd
-        for (int64_t i = 0; i < length; i++) to[run * length + i] = af_from_bf16(from[i]);
+    if (step == length) length *= runs, runs = 1; /* no gaps: one long run */
+    af_load_rows(to, length, from, step * sizeof(half), runs, length, 1);
     return to;
 }
 
@@ -281,17 +279,15 @@ static void small_half_product(const product_block *s, const product *p, float *
     product_block own = *s;
     product part = *p;
     float *a = scratch + p->k * LANES, *b = a + p->m * p->k, *c = b + p->k * p->n;
-    half *out = p->c;
     part.a = as_floats(p->a, p->m, p->k, &own.a_row, &own.a_column, a);
     part.b = as_floats(p->b, p->k, p->n, &own.b_row, &own.b_column, b);
-    if (s->out_bytes == 2) part.c = c, own.c_row = p->n;
+    const int is_rounded = s->out_bytes == sizeof(half);
+    if (is_rounded) part.c = c, own.c_row = p->n;
     small_product(&own, &part, scratch);
-    if (s->out_bytes != 2) return;
     int64_t rows = p->m, columns = p->n;
     if (s->c_row == columns) columns *= rows, rows = 1;
-    for (int64_t row = 0; row < rows; row++, out += s->c_row, c += columns)
-#pragma omp simd
-        for (int64_t j = 0; j < columns; j++) out[j] = af_to_bf16(c[j]);
+    if (is_rounded)
+        af_store_rows(p->c, s->c_row * sizeof(half), c, columns, rows, columns, 1, 1.0f);
 }
 
 static void small_chunk(void *arguments, int64_t chunk, int32_t worker) {

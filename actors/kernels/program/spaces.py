@@ -40,13 +40,19 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class LoopSpace:
-    """The space a launch walks: that of the program, or the same elements as one row."""
+    """The space a launch walks: that of the program, or the same elements in fewer rows."""
 
     rows: int
     columns: int
     strides: tuple[int, ...]
     """Elements from row to row, of the inputs and then the outputs."""
     chunks: Chunks
+    """Where rows are cut, its columns are the program's, also where a walked row has more."""
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether a walked row is several rows of the program, one behind the other."""
+        return not self.chunks.num_columns and self.chunks.columns < self.columns
 
 
 def space_of(
